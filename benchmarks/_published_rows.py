@@ -62,6 +62,16 @@ COLUMNS = [
     "tflops_per_device",
     "notes",
 ]
+# What was measured: no part of a prediction, and not to be read where a row is sealed.
+MEASURED = (
+    "step_time_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu",
+    "hfu",
+    "peak_mem_gib_per_device",
+)
+INPUTS = ("source", "date", *(column for column in COLUMNS if column not in MEASURED))
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
 LONGEST_STANDARD, SMALLEST_STANDARD = 16384, 0.7e9
 STATE_BYTES = 16  # per parameter: float32 parameter, gradient and two moments, the least our step holds
@@ -78,6 +88,7 @@ class Expressed:
     """A row as a run of ours. `standard`: stock chip, stated remat, length and size as in the record.
 
     `stack`: what the row's framework does otherwise. `unfused`: its attention writes the scores to memory.
+    `measured`: seconds of its step; None where no measured column was read.
     """
 
     id: str
@@ -90,9 +101,16 @@ class Expressed:
     heads: int  # the row's own: the program may have others where attention is priced apart
     attention_kernel: str  # as `predict` names it
     remat_stated: bool
-    measured_seconds: float
     standard: bool
     notes: tuple[str, ...]
+    measured: float | None = None
+
+    @property
+    def measured_seconds(self) -> float:
+        """The measured seconds of a step, of a row whose measured columns were read."""
+        if self.measured is None:
+            raise ValueError(f"{self.id}: no measured column was read; `express_measured` reads them")
+        return self.measured
 
 
 # vTrain's columns, and the survey's. Its runs are Megatron-DeepSpeed's with full recomputation, on A100s
@@ -121,16 +139,21 @@ _VTRAIN_SHARED = {
 }
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path: Path, *, blind: bool = False) -> list[dict[str, str]]:
     """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
 
-    vTrain's are translated, and numbered as they stand.
+    vTrain's are translated, and numbered as they stand. `blind`: nothing is kept of a row but what goes into
+    its prediction (`INPUTS`).
     """
+    kept = {*INPUTS, *(MEGATRON_COLUMNS[name] for name in _VTRAIN)} if blind else None
     if path.suffix == ".toml":
         entries = tomllib.loads(path.read_text(encoding="utf-8"))["run"]
-        return [{key: str(value) for key, value in entry.items()} for entry in entries]
+        return [{key: str(v) for key, v in row.items() if kept is None or key in kept} for row in entries]
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
+        rows = [
+            {key: value or "" for key, value in row.items() if key and (kept is None or key in kept)}
+            for row in csv.DictReader(file)
+        ]
     return [
         _from_vtrain(path, number, row) if MEGATRON_COLUMNS["gpus"] in row else row
         for number, row in enumerate(rows, 1)
@@ -139,19 +162,21 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def _from_vtrain(path: Path, number: int, row: Mapping[str, str]) -> dict[str, str]:
     found = {ours: row[MEGATRON_COLUMNS[name]] for name, ours in _VTRAIN.items()}
+    milliseconds = row.get(MEGATRON_COLUMNS["milliseconds"])
+    measured = {"step_time_s": str(float(milliseconds) / 1e3)} if milliseconds else {}
     return {
         **_VTRAIN_SHARED,
         **found,
         "id": f"{path.stem.replace('_', '')}-{number:03}",
         "d_ff": str(4 * int(found["d_model"])),
-        "step_time_s": str(float(row[MEGATRON_COLUMNS["milliseconds"]]) / 1e3),
+        **measured,
     }
 
 
 def configuration_of(row: Row) -> tuple[str, ...]:
     """Return what makes two rows of one source one configuration: all but date, figures and notes."""
-    measured = {"id", "date", "step_time_s", "tokens_per_s_per_device", "tflops_per_device", "notes"}
-    return (row.get("source", ""), *((row.get(column) or "") for column in COLUMNS if column not in measured))
+    told = [column for column in COLUMNS if column not in ("id", "notes", *MEASURED)]
+    return (row.get("source", ""), *((row.get(column) or "") for column in told))
 
 
 def source_of(row: Row) -> str:
@@ -160,12 +185,12 @@ def source_of(row: Row) -> str:
 
 
 def express(row: Row) -> Expressed:
-    """The run of ours that a row comes nearest to.
+    """The run of ours that a row comes nearest to; no measured column has a part in it.
 
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
-    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS})
+    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS if column in INPUTS})
     _refuse_other_programs(row)
     notes: list[str] = []
     stack = stack_of(source_of(row), row["model"])
@@ -177,7 +202,6 @@ def express(row: Row) -> Expressed:
     layout, zero1 = _layout(row, fleet, parameters, notes)
     batch = _batch(row, layout)
     remat, stated = _remat(row, notes)
-    measured = _measured(row, model, batch, remat)
     config = RunConfig.model_validate(
         {
             "name": row["id"],
@@ -217,10 +241,24 @@ def express(row: Row) -> Expressed:
         heads=_number(row, "n_heads", "dimensions"),
         attention_kernel=_attention_kernel(row, stack),
         remat_stated=stated,
-        measured_seconds=measured,
         standard=standard,
         notes=tuple(notes),
     )
+
+
+def express_measured(row: Row) -> Expressed:
+    """The run of ours that a row comes nearest to, with the seconds that were measured.
+
+    Raises:
+        InexpressibleError: as `express`, or the row prints nothing that tells its seconds.
+    """
+    return with_measured(express(row), row)
+
+
+def with_measured(run: Expressed, row: Row) -> Expressed:
+    """Return the run of a row with the seconds that were measured."""
+    told = {column: (row.get(column) or "").strip() for column in COLUMNS}
+    return dataclasses.replace(run, measured=_measured(told, run.config))
 
 
 def _scripts_of(row: Row) -> Iterator[dict[str, Any]]:
@@ -547,9 +585,10 @@ def _gradient_sum(row: Row, precision: str) -> str:
     return known
 
 
-def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], remat: str) -> float:
+def _measured(row: Row, config: RunConfig) -> float:
     """Return the row's seconds of a step: printed, or by its tokens or FLOPs a second."""
-    tokens = batch["sequences"] * batch["sequence_length"]
+    batch, model = config.batch, config.model
+    tokens = batch.sequences * batch.sequence_length
     if row["step_time_s"]:
         return _float(row["step_time_s"], "step_time_s")
     devices = _number(row, "n_devices", "number of devices")
@@ -558,8 +597,11 @@ def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], r
     convention = ASSUMED["flops"].get(source_of(row))
     if not row["tflops_per_device"] or convention is None:
         raise InexpressibleError("neither step time nor tokens per second printed")
-    ours, length = TransformerModel.model_validate(model), batch["sequence_length"]
-    counted = _maxtext_flops(ours, length) if convention == "maxtext" else _counted_flops(ours, length, remat)
+    assert isinstance(model, TransformerModel), "every row is a Transformer"
+    if convention == "maxtext":
+        counted = _maxtext_flops(model, batch.sequence_length)
+    else:
+        counted = _counted_flops(model, batch.sequence_length, config.remat)
     flops = tokens * counted
     return flops / (1e12 * _float(row["tflops_per_device"], "tflops_per_device") * devices)
 
