@@ -198,8 +198,8 @@ def gather(
 
     The gradient takes the reverse path: it is reduce-scattered over `fsdp` in its own format, then cast to
     the parameter's. (A plain sharding constraint would pin the gradient to the gathered layout, which
-    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
-    reduce-scattered over `data` too.
+    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data` and `context`, and its
+    gradient is reduce-scattered over both too.
 
     Key-value heads fewer than the devices along `tensor` are repeated to as many, one for each device.
 

@@ -98,7 +98,7 @@ def gradients_by_replica(
     summed: Collection[str] = (),
     formats: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
-    """Return loss, outcome and mean gradient as `gradients_of`, with one reduction a step over `replica_axes`.
+    """Return loss, outcome and mean gradient as `gradients_of`, but reduce once a step over `replica_axes`.
 
     Each device sums the gradients of its own tokens: rows of `data`, positions of `context`. `loss` then runs
     on a mesh with these axes manual. It must return a value for the device's tokens such that the mean over
@@ -146,7 +146,7 @@ def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
 
 
 def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
-    """Average arrays [parts, ...] over their first dim, of which each place of `replica_axes` has its own part.
+    """Average arrays [parts, ...] over their first dim, of which each place of `replica_axes` has a part.
 
     They cross the network in their own format, and the results are in float32. Each array takes one
     all-reduce over these axes. If `shardings` shard a dim of its result over some of them, it takes one
