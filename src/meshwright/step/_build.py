@@ -155,9 +155,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
-    With ZeRO-1 they are gathered over `data` and `context`, and in a pipeline all are cast to the compute format. Otherwise
-    the matrices of stacked layers are cast, unless there is one microbatch, which casts them itself. Tables
-    then stay in float32, in which the loss adds up their gradients. All stay so where gradients are to be
+    With ZeRO-1 they are gathered over `data` and `context`, and in a pipeline all are cast to the compute
+    format. Otherwise the matrices of stacked layers are cast, unless there is one microbatch, which casts
+    them itself. Tables then stay in float32, in which the loss adds up their gradients. All stay so where gradients are to be
     float32, for autodiff gives a gradient the format of its parameter.
     """
     dtype = grads.FORMATS[config.precision]
@@ -377,8 +377,8 @@ def whole_over_replicas(
 ) -> Tree:
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
-    Under ZeRO-1 it is whole over `data` and `context`, and a pipeline's head is whole over `stage`. It stays sharded by the
-    other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in
+    Under ZeRO-1 it is whole over `data` and `context`, and a pipeline's head is whole over `stage`. It stays
+    sharded by the other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in
     float32, and so do matrices with `Parameter.wide`.
 
     Args:
