@@ -157,8 +157,8 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
 
     With ZeRO-1 they are gathered over `data` and `context`, and in a pipeline all are cast to the compute
     format. Otherwise the matrices of stacked layers are cast, unless there is one microbatch, which casts
-    them itself. Tables then stay in float32, in which the loss adds up their gradients. All stay so where gradients are to be
-    float32, for autodiff gives a gradient the format of its parameter.
+    them itself. Tables then stay in float32, in which the loss adds up their gradients. All stay so where
+    gradients are to be float32, for autodiff gives a gradient the format of its parameter.
     """
     dtype = grads.FORMATS[config.precision]
     if config.zero1 or jax.tree.leaves(shardings)[0].mesh.shape.get("stage", 1) > 1:
@@ -378,8 +378,8 @@ def whole_over_replicas(
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
     Under ZeRO-1 it is whole over `data` and `context`, and a pipeline's head is whole over `stage`. It stays
-    sharded by the other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in
-    float32, and so do matrices with `Parameter.wide`.
+    sharded by the other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors
+    stay in float32, and so do matrices with `Parameter.wide`.
 
     Args:
         shardings: of `parameters`, a tree of the same structure.
