@@ -124,11 +124,12 @@ _VTRAIN_SHARED = {
 def rows_of(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
 
-    vTrain's are translated, and numbered as they stand.
+    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they stand.
     """
     if path.suffix == ".toml":
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))["run"]
-        return [{key: str(value) for key, value in entry.items()} for entry in entries]
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        shared = told.get("every", {})
+        return [{key: str(value) for key, value in {**shared, **entry}.items()} for entry in told["run"]]
     with path.open(newline="", encoding="utf-8") as file:
         rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
     return [
