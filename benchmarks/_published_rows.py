@@ -142,12 +142,13 @@ _VTRAIN_SHARED = {
 def rows_of(path: Path, *, blind: bool = False) -> list[dict[str, str]]:
     """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
 
-    vTrain's are translated, and numbered as they stand. `blind`: nothing is kept of a row but what goes into
-    its prediction (`INPUTS`).
+    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they stand.
+    `blind`: nothing is kept of a row but what goes into its prediction (`INPUTS`).
     """
     kept = {*INPUTS, *(MEGATRON_COLUMNS[name] for name in _VTRAIN)} if blind else None
     if path.suffix == ".toml":
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))["run"]
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = [{**told.get("every", {}), **entry} for entry in told["run"]]
         return [{key: str(v) for key, v in row.items() if kept is None or key in kept} for row in entries]
     with path.open(newline="", encoding="utf-8") as file:
         rows = [
@@ -499,7 +500,8 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
 
     ZeRO-1 and ZeRO-2 (distributed optimizer, SHARD_GRAD_OP) gather and reduce once where FSDP gathers twice.
     With one microbatch: fsdp inside a node, over fast links, with data across nodes sends as much between
-    nodes as they. With several, or in a pipeline: replicas whose optimizer is sharded, as they are.
+    nodes as they. With several, in a pipeline, or over context: replicas whose optimizer is sharded over
+    both, as they are (Megatron-LM, parallel_state.py: the optimizer's group is data parallel with context).
     """
     words = row["sharding"].lower()
     counts = {axis: _count(row, column) for axis, column in _COUNTED.items()}
@@ -511,22 +513,23 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     held = STATE_BYTES * parameters / (counts["tensor"] * counts["stage"])
     if "nnscaler" in words or "autodist" in words or (not words and replicas > 1):
         raise InexpressibleError("layout not stated")
-    fsdp, zero1 = 1, False
+    fsdp, zero1, sharing = 1, False, replicas * counts["context"]
     if re.search(r"zero-?1|zero-?2|distributed.optimizer|shard_grad_op|fsdp column not given", words):
         each = _sequences(row, replicas)
-        if counts["stage"] > 1 or _microbatch(row, each) < each:
-            zero1 = replicas > 1
+        if counts["stage"] * counts["context"] > 1 or _microbatch(row, each) < each:
+            zero1 = sharing > 1
         else:
             fsdp = _inside_nodes(fleet, counts["tensor"] * counts["context"], replicas, held / (0.8 * memory))
-        if replicas > 1:
-            taken = f"data={replicas} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
+        if sharing > 1:
+            shared = f"data={replicas},context={counts['context']}".removesuffix(",context=1")
+            taken = f"{shared} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
             notes.append(f"{row['sharding']} taken as {taken}")
     elif re.search(r"fsdp|zero-?3|full_shard|hsdp", words):
         fsdp = _count(row, "fsdp") if row["fsdp"] else replicas
     if replicas % fsdp:
         raise InexpressibleError("its axes do not multiply to its devices")
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
-    if held / fsdp * ((4 + 12 / replicas) / 16 if zero1 else 1) > memory:
+    if held / fsdp * ((4 + 12 / sharing) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
     sizes = {"stage": counts["stage"], "data": replicas // fsdp, "fsdp": fsdp, **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +21,11 @@ from meshwright.hlo import Executions
 from meshwright.ledger import executions_in
 from meshwright.predict import Interval, machine_of, prediction_of
 from meshwright.predict._rates import sustained_share
-from meshwright.predict._tables import runs
-from meshwright.predict._walk import walk
+from meshwright.predict._walk import AS_IT_IS, Variation, walk
 from meshwright.units import aligned
 
-FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
-ROUNDED = 1e-3  # what parts of five digits may add up to
+WIDE_GATHERS = Variation(lengthened={"all-gather[fsdp]": 2.0})  # 16 bits of a weight where ours sends 8
 ROOM = 1.2  # more than our program takes, so that the scheduler need not save
 
 
@@ -70,6 +65,8 @@ def predicted(row: Expressed) -> dict[str, Any]:
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
         "stack": row.stack.name,
+        "software": row.stack.software,
+        "products": row.stack.products,
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
         "notes": list(row.notes),
@@ -79,56 +76,32 @@ def predicted(row: Expressed) -> dict[str, Any]:
         told["reserved_gib"] = round(weighed.ledger.memory.reserved_bytes / 2**30, 2)
         executions = executions_in(weighed.folder, weighed.compiled)
         found = _predicted(row, weighed, executions)
-        if told["sustained"]:
-            tried = {f: _predicted(row, weighed, executions, f) for f in FACTORS_TRIED} | {1.0: found}
-            seconds = {str(factor): tried[factor]["predicted_seconds"] for factor in sorted(tried)}
-            found = {**found, "seconds_by_factor": seconds}
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     return {**told, **found}
 
 
-def _predicted(
-    row: Expressed, weighed: mw.Weighing, executions: Executions, factor: float = 1.0
-) -> dict[str, Any]:
-    """Return the row's seconds and parts, if products at the sustained figure took `factor` times as long.
+def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> dict[str, Any]:
+    """Return the row's seconds and parts.
 
     No calibration of this machine's has a part in it; the row's own chip and attention kernel have.
     """
-    with _slower_products(factor):
-        machine = machine_of(row.fleet, None, row.attention_kernel)
-        walked = walk(machine, executions, weighed.compiled.mesh_axes)
-        prediction = prediction_of(
-            machine,
-            walked,
-            weighed.ledger,
-            num_devices=row.fleet.num_devices,
-            tokens_per_step=weighed.compiled.tokens_per_step,
-        )
-        whole = None
-        if row.stack.waits_for_reductions:
-            whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
-        found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
+    machine = machine_of(row.fleet, None, row.attention_kernel)
+    wide = row.stack.wide_gathers and row.config.precision == "fp8"
+    walked = walk(machine, executions, weighed.compiled.mesh_axes, WIDE_GATHERS if wide else AS_IT_IS)
+    prediction = prediction_of(
+        machine,
+        walked,
+        weighed.ledger,
+        num_devices=row.fleet.num_devices,
+        tokens_per_step=weighed.compiled.tokens_per_step,
+    )
+    whole = None
+    if row.stack.waits_for_reductions:
+        whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
+    found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
     found["recomputed_seconds"] = {name: _short(seconds) for name, seconds in walked.recomputed.items()}
     return found if whole is None else {**found, "whole_seconds": whole}
-
-
-_SUSTAINED = threading.Lock()  # rows are scored in threads, which share the figures
-
-
-@contextmanager
-def _slower_products(factor: float) -> Iterator[None]:
-    """Divide all sustained figures by `factor` inside the block, in which no other thread predicts."""
-    figures = runs()["sustained"].values()
-    with _SUSTAINED:
-        before = [figure["flops_per_second"] for figure in figures]
-        try:
-            for figure, flops_per_second in zip(figures, before, strict=True):
-                figure["flops_per_second"] = flops_per_second / factor
-            yield
-        finally:
-            for figure, flops_per_second in zip(figures, before, strict=True):
-                figure["flops_per_second"] = flops_per_second
 
 
 def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ._layout import AXES as AXES
 from ._layout import AXIS_ALIASES as AXIS_ALIASES
 from ._layout import MOST_GATHERED_BYTES as MOST_GATHERED_BYTES
 from ._layout import PARAMETER_RULES as PARAMETER_RULES
+from ._layout import REPLICA_AXES as REPLICA_AXES
 from ._layout import ZERO1_RULES as ZERO1_RULES
 from ._layout import Layout as Layout
 from ._layout import PipelineSchedule as PipelineSchedule

@@ -377,8 +377,9 @@ class RunConfig(Section):
     more layers there are. Arrays, checkpoints and results stay as they are. No effect in pipelines, whose
     stages have a loop of their own: [loops over layers](how-weighing-works.md#loops-over-layers)."""
     zero1: bool = False
-    """Split parameters and moments over `data` too; parameters are gathered once a step.
-    Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
+    """Split parameters and moments over `data` and `context` too; parameters are gathered once a step.
+    Effect: divides the state by `data` x `context`: [where it is
+    stored](optimizers.md#where-the-state-is-stored)."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"

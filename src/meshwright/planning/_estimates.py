@@ -139,7 +139,7 @@ class _Form:
         self.remat = candidates.settings["remat"]
         self.under = BLOCKS_UNDER[kinds(self.remat)]
         self.offload = candidates.settings["offload"]
-        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data > 1)
+        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context > 1)
         self.length = float(config.batch.sequence_length)
         self.tokens = self.micro * self.length / self.context  # of one microbatch on one device
         self.passes = config.batch.sequences / (self.replicas * self.micro)
@@ -186,9 +186,9 @@ class _Form:
     def _held(self, weights: Weights, *, over_data: bool) -> Numbers:
         """Return the parameters that one device holds between steps, or within one (not `over_data`).
 
-        Between steps ZeRO-1 divides them over data too.
+        Between steps ZeRO-1 divides them over data and context too.
         """
-        ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
+        ways = self.fsdp * np.where(self.zero1 & over_data, self.data * self.context, 1.0)
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
         blocks = (of_blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
         tables = share_of_tables(self.config, self.stage, self.tensor, between_steps=over_data)
@@ -608,23 +608,24 @@ class _Form:
         """Return the exposed seconds of the gradients' sum over `data`, and of ZeRO-1's gather.
 
         With several microbatches their sums are reduced once, after the last. With one, gradients are
-        reduced during the backward pass, which hides them for half of the time of all passes.
+        reduced during the backward pass, which hides them for half of the time of all passes. Under ZeRO-1
+        what crosses `data` is what a scatter over `context` leaves.
         """
         held = self._held_trained(over_data=False)
-        after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * self.sum_bytes, DATA)
+        left = held / np.where(self.zero1, self.context, 1.0)
+        after = np.where(self.zero1, 1.0, 2.0) * self._gather(left * self.sum_bytes, DATA)
         during = np.maximum(0.0, 2 * self._gather(held * self.gradient_bytes, DATA) - 0.5 * in_blocks)
-        gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
-        return np.where(self.passes > 1, after, during) + gathered
+        gathers = self._gather(left * NARROW, DATA) + self._gather(held * NARROW, CONTEXT)
+        return np.where(self.passes > 1, after, during) + np.where(self.zero1, gathers, 0.0)
 
     def _sum_over_context(self) -> Numbers:
         """Return the seconds of the one sum of gradients over `context` that follows several microbatches.
 
-        It is an all-reduce of what ZeRO-1 leaves of them; otherwise it is one with that over `data`, and the
-        dearer of both counts.
+        It is one all-reduce with that over `data`, and the dearer of both counts; under ZeRO-1 a scatter.
         """
         held = np.broadcast_to(self._held_trained(over_data=False) * self.sum_bytes, self.tokens.shape)
-        left = held / np.where(self.zero1, self.candidates.sizes[:, DATA], 1.0)
-        alone = self._collective("all-reduce", left, CONTEXT, times=2.0)
+        summed = self._collective("all-reduce", held, CONTEXT, times=2.0)
+        alone = np.where(self.zero1, self._gather(held, CONTEXT), summed)
         with_data = np.where(self.zero1, 0.0, 2.0 * self._gather(held, DATA))
         return np.where((self.stage > 1) | (self.passes > 1), np.maximum(0.0, alone - with_data), 0.0)
 

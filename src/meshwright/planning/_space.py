@@ -506,7 +506,7 @@ def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> 
     """Return which candidates' value of a setting changes their program; the first value stands for all."""
     first = candidates.settings[name] == values[0]
     if name == "zero1":
-        return first | (candidates.size(DATA) > 1)
+        return first | (candidates.size(DATA) * candidates.size(CONTEXT) > 1)
     if name == "pipeline":  # gpipe keeps more than 1f1b and is as fast: only if somebody asks for it
         return first | ((candidates.size(STAGE) > 1) & (len(values) < len(SETTINGS[name])))
     return np.ones(len(candidates), bool)
@@ -552,7 +552,8 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()
     ]  # fmt: skip
-    tensor, replicas = candidates.size(TENSOR), candidates.size(DATA) * candidates.size(FSDP)
+    tensor, context = candidates.size(TENSOR), candidates.size(CONTEXT)
+    sharing = candidates.size(DATA) * context * candidates.size(FSDP)  # the state under ZeRO-1
     widths = model.sizes.split_dims.get("embed", {}).values()
     in_rows = candidates.size(STAGE) * tensor
     by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), in_rows)
@@ -571,7 +572,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "offload of moments needs moments": ~moments | has_moments,
         "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
-        | (_all_divisible(split, replicas) & (~by_columns | _all_divisible(widths, replicas * tensor))),
+        | (_all_divisible(split, sharing) & (~by_columns | _all_divisible(widths, sharing * tensor))),
         "adapters have one stage and no zero1": (config.lora.rank is None)
         | ((candidates.size(STAGE) == 1) & ~zero1),
         "sums of gradients in bf16 need products in bf16 or fp8": (config.gradient_sum != "bf16")
