@@ -118,9 +118,8 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
     found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
-    if not math.isclose(told["predicted_seconds"], found["predicted_seconds"], rel_tol=ROUNDED):
-        told = {key: value for key, value in told.items() if key != "seconds_by_factor"}  # of another model
-    told = {**told, "kind": kind_of(row.id), "stack": row.stack.name, **found}
+    stack = {"stack": row.stack.name, "software": row.stack.software, "products": row.stack.products}
+    told = {**told, "kind": kind_of(row.id), **stack, **found}
     return compared(told, row.measured_seconds)
 
 
