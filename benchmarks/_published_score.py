@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from _published_interval import interval_of
 from _published_rows import ASSUMED, Expressed
-from _published_stacks import is_reduction, otherwise
+from _published_stacks import is_reduction, otherwise, products_share
 from _row_kinds import UNDECLARED, counted, in_words, kind_in, kind_of, undeclared_sources
 
 import meshwright as mw
@@ -65,8 +65,7 @@ def predicted(row: Expressed) -> dict[str, Any]:
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
         "stack": row.stack.name,
-        "software": row.stack.software,
-        "products": row.stack.products,
+        **_software(row),
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
         "notes": list(row.notes),
@@ -118,9 +117,14 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
     found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
-    stack = {"stack": row.stack.name, "software": row.stack.software, "products": row.stack.products}
-    told = {**told, "kind": kind_of(row.id), **stack, **found}
+    told = {**told, "kind": kind_of(row.id), "stack": row.stack.name, **_software(row), **found}
     return compared(told, row.measured_seconds)
+
+
+def _software(row: Expressed) -> dict[str, Any]:
+    """Return the software whose share of products a row has, and that share; nothing where none holds."""
+    share = products_share(row.stack, row.config.precision, machine_of(row.fleet, None, row.attention_kernel))
+    return {"software": row.stack.software, "products": share} if share < 1 else {}
 
 
 def _with_stack(

@@ -21,7 +21,7 @@ from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.predict._formulas import collective_seconds
-from meshwright.predict._rates import Machine
+from meshwright.predict._rates import Machine, shared
 
 # Passes over the scores, each reading or writing 2 bytes of every score, counted by kernel.
 # Forward: product writes; scale, mask and softmax read and write; dropout reads, writes and writes a mask of
@@ -72,7 +72,8 @@ HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which r
 class Stack:
     """What a framework does otherwise than our program.
 
-    `products`: the share that its products reach of what the chip sustains; its software's in the file.
+    `products`: the share that its products reach of what the chip sustains, its software's in the file; those in 8
+    bits too if `slow_in_eight_bits`.
     `unfused_attention`: it writes the scores, unless a row says that its attention is fused;
     `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
     elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
@@ -94,6 +95,7 @@ class Stack:
     name: str
     software: str = ""
     products: float = 1.0
+    slow_in_eight_bits: bool = False
     attention_kernel: str = "flash-2"  # as `predict` names it, where a row does not say
     unfused_attention: bool = False
     fused_dropout: bool = False
@@ -119,11 +121,13 @@ class Stack:
 def _stacks() -> Mapping[tuple[str, str], Stack]:
     text = (Path(__file__).parent / "published_assumptions.toml").read_text()
     file = tomllib.loads(text)
-    shares = {entry["name"]: entry["products"] for entry in file["software"]}
+    software = {entry["name"]: entry for entry in file["software"]}
     stacks: dict[tuple[str, str], Stack] = {}
     for entry in file["stacks"]:
         fields = {key: value for key, value in entry.items() if key not in ("sources", "model")}
-        stack = Stack(**fields, products=shares[entry["software"]] if "software" in entry else 1.0)
+        known = software.get(entry.get("software", ""), {})
+        products = getattr(shared(), known["shared"]) if "shared" in known else known.get("products", 1.0)
+        stack = Stack(**fields, products=products, slow_in_eight_bits=known.get("eight_bits", False))
         stacks |= {(source, entry.get("model", "")): stack for source in entry["sources"]}
     return stacks
 
@@ -186,8 +190,8 @@ def otherwise(
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
-    if stack.products < 1:
-        added["slower products"] = (1 / stack.products - 1) * exposed.get("matmul", 0.0)
+    if (share := products_share(stack, config.precision, machine)) < 1:
+        added["slower products"] = (1 / share - 1) * exposed.get("matmul", 0.0)
     if stack.eager:
         device = step_seconds + math.fsum(added.values())
         added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
@@ -197,6 +201,12 @@ def otherwise(
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
     added["messages beside products"] = -_hidden_seconds(stack, config, sizes, exposed, microbatch)
     return {reason: seconds for reason, seconds in added.items() if seconds}
+
+
+def products_share(stack: Stack, precision: str, machine: Machine) -> float:
+    """Return the share of the predicted rate that a stack's products reach."""
+    holds = stack.slow_in_eight_bits if precision == "fp8" else machine.sustained_share is not None
+    return stack.products if holds else 1.0
 
 
 def _kernels(

@@ -24,6 +24,7 @@ from ._predict import predicted_busy as predicted_busy
 from ._predict import predicted_trace as predicted_trace
 from ._predict import prediction_of as prediction_of
 from ._rates import Machine as Machine
+from ._rates import launched_one_by_one as launched_one_by_one
 from ._rates import machine_of as machine_of
 from ._rates import rates_digest as rates_digest
 from ._records import Help as Help

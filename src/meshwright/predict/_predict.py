@@ -38,6 +38,7 @@ from ._tables import provenance, runs
 from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
+FP8 = "fp8"
 EAGER = "eager"  # the width of steps that PyTorch launches kernel by kernel
 LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
 LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
@@ -126,9 +127,9 @@ def _factors_ends(machine: Machine, walked: Walked, names: Sequence[str]) -> tup
     """
     spread = math.exp(TAIL * machine.factors.deviation(walked.exposed, sum(walked.recomputed.values())))
     low, high, reasons = 1 / spread, spread, [f"from {machine.factors.source()}"]
-    if "fp8" in names:
-        width = widths()["fp8"]
-        low, high, reasons = min(low, width.low), max(high, width.high), [*reasons, width.reason]
+    for width in (widths()[name] for name in names if name.endswith(FP8)):
+        reason = [width.reason] if width.reason else []
+        low, high, reasons = min(low, width.low), max(high, width.high), [*reasons, *reason]
     if len(machine.factors.runs) == 1 and not machine.factors.runs[0].classes:
         reasons.append("one measured step does not tell the classes of its work apart")
     return low, high, reasons
@@ -154,10 +155,19 @@ def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -
     basis = width_name(machine, calibration)
     if basis is None or basis == "calibration":
         return () if basis is None else (basis,)
-    fp8 = any(name.startswith("fp8") for name in walked.flops)
-    if fp8 and basis == "sustained":
-        return ("fp8",)
-    return (basis, "fp8") if fp8 else (basis,)
+    if not any(name.startswith(FP8) for name in walked.flops):
+        return (basis,)
+    if calibration is None:
+        if f"{basis}-{FP8}" in widths():
+            return (f"{basis}-{FP8}",)
+        if of_chip := [name for name, width in widths().items() if machine.name in width.chips]:
+            return tuple(of_chip)
+    return (basis, FP8)
+
+
+def _is_fp8(names: Sequence[str]) -> bool:
+    """Return whether the interval is that of products in fp8 alone."""
+    return bool(names) and all(name.endswith(FP8) for name in names)
 
 
 def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) -> Iterable[str]:
@@ -202,12 +212,13 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
     if calibration is not None:
         simulated = machine.basis == "calibration"
         return words_of(calibration, f"tables ({provenance()})", simulated=simulated)
+    attention = "attention as measured on cards of its silicon" if machine.measured_attention else ""
     if machine.alone:
-        known = {"large products in 16 bits": names != ("fp8",), "attention": machine.measured_attention}
+        known = {"large products in 16 bits": not _is_fp8(names), "attention": machine.measured_attention}
         reached = " and ".join(name for name, is_known in known.items() if is_known)
         return f"{tables}, {reached} as on {machine.alone}" if reached else tables
-    if names == ("fp8",):
-        return tables
+    if _is_fp8(names):
+        return f"{tables}, {attention}" if attention else tables
     if machine.is_tpu:
         whose = f"published runs on {machine.name}" if machine.basis == TPU else "those on other TPUs"
         share = 100 * (machine.sustained_share or 0.0)
@@ -219,7 +230,7 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
     if machine.sustained_share is not None:
         return (
             f"{tables}, products at most at the {100 * machine.sustained_share:.0f} % of peak "
-            "that published bf16 runs sustain"
+            "that such cards were measured to sustain" + (f", {attention}" if attention else "")
         )
     if machine.basis == "tables":
         return f"{tables}, {scaled}"

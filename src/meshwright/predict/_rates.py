@@ -98,6 +98,7 @@ class Shared:
     launch_seconds: float
     eager_launch_seconds: float
     eager_memory_share: float
+    eager_products_share: float
     launch_bound_share: float
     unpublished_share: float
     steady_spread: float
@@ -106,18 +107,25 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Width:
-    """The ends of an interval as shares of the expected value, their source, and why they are no narrower."""
+    """The ends of an interval as shares of the expected value, their source, and why they are no narrower.
+
+    `chips`: the only chips that have it; empty where the chip's rates choose it.
+    """
 
     low: float
     high: float
     words: str
     reason: str = ""
+    chips: tuple[str, ...] = ()
 
 
 @cache
 def widths() -> Mapping[str, Width]:
     """Return the interval widths by their names in runs.toml."""
-    return {name: Width(**fields) for name, fields in runs()["interval"].items()}
+    return {
+        name: Width(**{**fields, "chips": tuple(fields.get("chips", ()))})
+        for name, fields in runs()["interval"].items()
+    }
 
 
 @cache
@@ -133,10 +141,17 @@ def names_of(system: str) -> tuple[str, ...]:
 
 def sustained_share(chip: Chip) -> float | None:
     """Return the share of its peak that one chip sustains in products of 16 bits or more; None if not known."""
-    for system, run in runs()["sustained"].items():
-        if chip.name in run.get("names", ()) or chip.name in names_of(system):
-            return share_of_peak(run, chip)
+    if (figure := _sustained_figure(chip)) is not None:
+        return share_of_peak(figure, chip)
     return runs()["other_tpus"]["share"] if chip.platform == "tpu" else None
+
+
+def _sustained_figure(chip: Chip) -> Mapping[str, Any] | None:
+    """Return the entry of runs.toml with what a chip of this silicon sustains; None where it has none."""
+    for system, figure in runs()["sustained"].items():
+        if chip.name in figure.get("names", ()) or chip.name in names_of(system):
+            return figure
+    return None
 
 
 def sustained_in_fleet(chip: Chip, num_devices: int) -> float | None:
@@ -331,6 +346,7 @@ class Machine:
     narrow_products: bool = False  # float32 products run in bf16, on half of the bytes
     through_host: bool = False
     backward_attention_share: float = 1.0  # of the forward rate, where attention was not measured
+    published_interval: str = ""  # the name in `widths` of published runs in 16 bits on this silicon, if any
     alone: str = ""  # the cards that measured what one device reaches, where the fleet is one
     factors: Factors = NO_FACTORS  # those of `launch_seconds` are in it already
     inside_by_group: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -439,12 +455,23 @@ def machine_of(
     return replace(machine, factors=factors, launch_seconds=launch_seconds)
 
 
+def launched_one_by_one(machine: Machine, num_devices: int) -> Machine:
+    """Return the machine of a fleet as PyTorch's products reach it, in programs without Transformer Engine.
+
+    One device keeps its rate: steps of eager PyTorch on one card reached it.
+    """
+    if machine.sustained_share is None or num_devices == 1:
+        return machine
+    share = machine.sustained_share * machine.shared.eager_products_share
+    return replace(machine, sustained_share=share)
+
+
 def before_of(machine: Machine, fleet: Fleet, calibration: Calibration | None) -> Before:
     """Return what is assumed of a machine's factors before any step is measured."""
     name = width_name(machine, calibration)
     width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
     is_cpu = fleet.chip.platform == "cpu"
-    usual = name in ("sustained", "tables", TPU)  # published runs on such chips were scored
+    usual = bool(machine.published_interval) or name in ("tables", TPU)  # published runs on such chips were scored
     return before_measuring(runs()["factors"], products=width, is_cpu=is_cpu, usual=usual)
 
 
@@ -454,8 +481,7 @@ def width_name(machine: Machine, calibration: Calibration | None) -> str | None:
         return None
     if machine.is_tpu:
         return machine.basis
-    published = machine.sustained_share is not None and calibration is None
-    return "sustained" if published and machine.basis != "calibration" else machine.basis
+    return (machine.published_interval if calibration is None else "") or machine.basis
 
 
 def rates_digest(fleet: Fleet, calibration: Calibration | None) -> str:
@@ -500,6 +526,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
         through_host=sends_through_host(chip) and not rates.measured,
         backward_attention_share=common.backward_attention_share[attention_kernel],
+        published_interval=(_sustained_figure(chip) or {}).get("interval", ""),
     )
     if calibration is None:
         return _as_cards_reached(machine, fleet, attention_kernel)

@@ -22,7 +22,14 @@ from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
-from meshwright.predict import NUM_SPANS, Machine, busy_of, machine_of, prediction_of
+from meshwright.predict import (
+    NUM_SPANS,
+    Machine,
+    busy_of,
+    launched_one_by_one,
+    machine_of,
+    prediction_of,
+)
 from meshwright.units import format_bytes
 
 from ._allocator import segments_expand
@@ -138,7 +145,7 @@ def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
     if fleet.chip.platform == "cpu":
         return None, "no rates are known of PyTorch's kernels on a CPU"
     try:
-        return machine_of(fleet, None, ATTENTION), ""
+        return launched_one_by_one(machine_of(fleet, None, ATTENTION), fleet.num_devices), ""
     except InputError as unknown:
         return None, unknown.message
 
