@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _published_rows import INPUTS, Expressed, InexpressibleError, Row, express, rows_of, with_measured
+from _published_rows import Expressed, InexpressibleError, express, with_measured
 from _published_score import compared, summary_of
+from _published_table import INPUTS, Row, rows_of
 from _record import RECORDS, ROOT, commit, write_record
 from _row_kinds import SEALED, declared
 
@@ -79,6 +80,8 @@ def _ids_in(path: Path) -> list[str]:
     if path.suffix not in (".json", ".toml"):
         return []
     found = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
+    if not isinstance(found, dict):
+        return []
     return [each["id"] for each in [*found.get("row", []), *found.get("rows", [])]] + found.get("ids", [])
 
 
@@ -223,7 +226,7 @@ def opened(
     """Return the sealed rows with their errors, and the ids of those without by reason.
 
     Raises:
-        SealError: a row is gone, or says something else than it said when it was sealed.
+        SealError: a row is gone, or says something else than it said when it was sealed; or none is measured.
     """
     rows = {row["id"]: row for path in runs for row in rows_of(path)}
     if gone := [row["id"] for row in content["rows"] if row["id"] not in rows]:
@@ -240,6 +243,9 @@ def opened(
             scored.append({**compared(told, _measured_seconds(row)), **_memory(told, row)})
         except InexpressibleError as reason:
             without.setdefault(str(reason), []).append(told["id"])
+    if not scored:
+        names = ", ".join(path.name for path in runs)
+        raise SealError(f"{names} has no measurement of any row of the seal, which stays closed: {without}")
     return scored, without
 
 
@@ -249,14 +255,12 @@ def _measured_seconds(row: Row) -> float:
 
 
 def _memory(told: Mapping[str, Any], row: Row) -> dict[str, float]:
-    """Return what the row prints of its device's memory; nothing where it prints nothing."""
+    """Return what the row prints of its device's memory; nothing where that is no number."""
     text = (row.get("peak_mem_gib_per_device") or "").strip()
-    if not text or "reserved_gib" not in told:
-        return {}
     try:
-        return {"measured_gib": float(text)}
-    except ValueError as error:
-        raise InexpressibleError("peak_mem_gib_per_device is no number") from error
+        return {"measured_gib": float(text)} if "reserved_gib" in told else {}
+    except ValueError:
+        return {}
 
 
 def write_outcome(

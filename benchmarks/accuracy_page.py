@@ -89,7 +89,7 @@ def by_size(row: Mapping[str, Any]) -> str:
 
 
 GROUPS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
-    ("source", lambda row: SOURCES.get(row["source"], row["source"])),
+    ("source", lambda row: str(SOURCES.get(row["source"], row["source"]))),
     ("chip", lambda row: row["chip"]),
     ("layout", layout_kind),
     ("fleet", by_size),
@@ -145,7 +145,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 
     Its colour and filling are its source's, and its form its kind's.
     """
-    with rc_context({"svg.hashsalt": "accuracy", "svg.fonttype": "none", "font.size": 9}):
+    with rc_context({"font.size": 9}):
         figure = Figure(figsize=(8.6, 4.4), layout="constrained")
         axes = figure.subplots()
         groups: dict[str, list[Any]] = defaultdict(list)
@@ -182,7 +182,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def first_lines(sealed: Mapping[str, Record], rows: Sequence[Row]) -> list[str]:
+def first_lines(sealed: Mapping[str, Record], rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of the first table: sealed errors, the newest first, and beside them the others."""
     lines = ["| kind | runs | of what | median error | nine of ten within | bias | intervals that hold |"]
     lines += ["|" + "---|" * 7]
@@ -364,7 +364,7 @@ step_time_s = 1.31
 ```
 
 `python benchmarks/predict_published.py --runs mine.toml` prints the prediction beside it. The columns are
-those of `COLUMNS` in `benchmarks/_published_rows.py`; what is left out counts as not stated. A row of which
+those of `COLUMNS` in `benchmarks/_published_table.py`; what is left out counts as not stated. A row of which
 `row_kinds.toml` says nothing is printed as "kind not declared".
 
 ## Seal predictions
@@ -376,7 +376,7 @@ python benchmarks/predict_published.py --runs new.csv --seal benchmarks/records/
 python benchmarks/predict_published.py --runs new.csv --open benchmarks/records/2026-12-01_seal.json
 ```
 
-The first command drops the measured columns (`MEASURED` in `benchmarks/_published_rows.py`) where it reads
+The first command drops the measured columns (`MEASURED` in `benchmarks/_published_table.py`) where it reads
 the file; they may be empty, or missing. Notes are part of what a row says, so leave figures out of them. It
 writes every row's seconds, interval, memory and assumptions, with hashes of what the rows say, of the
 source tree and of all packages, and prints a hash of the whole: keep that elsewhere. The second command
@@ -404,7 +404,8 @@ def main() -> None:
     PAGE.write_text(text)
     scored = [*record["row"], *(row for each in sealed.values() for row in each.get("row", []))]
     rows = [row for row in scored if "error" in row]
-    draw(rows).savefig(PAGE.parent / PICTURE, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "accuracy"}):  # the same rows give the same file
+        draw(rows).savefig(PAGE.parent / PICTURE, metadata={"Date": None})
     print(f"wrote {PAGE} and {PAGE.parent / PICTURE}")
 
 

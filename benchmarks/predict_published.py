@@ -30,10 +30,8 @@ from typing import Any
 from _published_rows import (
     Expressed,
     InexpressibleError,
-    configuration_of,
     express,
     express_measured,
-    rows_of,
 )
 from _published_score import predicted, print_table, score, scored_again, summary_of
 from _published_seal import (
@@ -47,6 +45,7 @@ from _published_seal import (
     write_outcome,
     write_seal,
 )
+from _published_table import configuration_of, rows_of
 from _record import write_record
 
 SCHEMA = 2

@@ -9,9 +9,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _published_blind import seconds, with_blind_errors
-from _published_rows import InexpressibleError, express, express_measured, rows_of
+from _published_rows import InexpressibleError, express, express_measured
 from _published_score import scored_again
 from _published_stacks import otherwise, stack_of
+from _published_table import rows_of
 from predict_published import OLDER, scored_from, sorted_out
 from test_published_rows import LLAMA
 
