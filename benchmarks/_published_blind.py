@@ -1,9 +1,9 @@
 """Say how far off the predictions of a source are if its own rows had no part in the constants.
 
 The constants that published runs set are the shares of a chip's products that kinds of software reach
-(`[[software]]` of published_assumptions.toml). Without the rows of a source, the share is fitted again to all other rows
-of that software, and the source's rows are predicted with it; with the chip's own rate if no other source has that
-software. What they wait for besides products stays as it was.
+(`[[software]]` of published_assumptions.toml). Without the rows of a source, the share is fitted again to all
+other rows of that software, and the source's rows are predicted with it; with the chip's own rate if no other
+source has that software. What they wait for besides products stays as it was.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def with_blind_errors(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def seconds(row: dict[str, Any], factor: float | np.ndarray[Any, Any]) -> Any:
-    """Return a row's predicted seconds if its products took `factor` times as long as predicted."""
+    """Return a row's predicted seconds if its products took `factor` times as long as predicted.
+
+    A row's products are those of our program, divided by its software's share, which is 1 where it has none.
+    """
     products = sum(row["exposed_seconds"].get(name, 0.0) for name in PRODUCTS) / row.get("products", 1.0)
     return row["predicted_seconds"] + (factor - 1) * products
 

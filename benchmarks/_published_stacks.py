@@ -33,15 +33,17 @@ BACKWARD_PASSES = 9.5
 # it reads the gradient, the softmax and the mask, and writes.
 FUSED_FORWARD_PASSES = 5.5
 FUSED_BACKWARD_PASSES = 7.5
-# Bytes of a layer's elementwise kernels in Transformer Engine and Megatron Core by token: by the width, by the width of
-# keys, by the MLP's. An 8-bit result is written twice, as it is and transposed, which is as much as one in 16 bits.
-# Forward: two norms 4 each, rotary 4 + 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: SwiGLU 10 (GELU 6),
-# rotary 4 + 4, gradients of queries 4, of keys and values 8, two norms 8 and two residual sums 6 each.
+# Bytes of a layer's elementwise kernels in Transformer Engine and Megatron Core by token: by the width, by
+# the width of keys, by the MLP's. An 8-bit result is written twice, as it is and transposed, which is as
+# much as one in 16 bits. Forward: two norms 4 each, rotary 4 + 4, two residual sums 6 each, SwiGLU 6 (GELU
+# 4). Backward: SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8, two norms 8
+# and two residual sums 6 each.
 FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 60.0, 16.0, 16.0, 10.0
-# In 8 bits besides, by the width: attention's output 4, the gradients of the outputs of MLP and attention 4 each.
+# In 8 bits besides, by the width: attention's output 4, the gradients of the outputs of MLP and attention 4
+# each.
 CAST_WIDTH_BYTES = 12.0
-# With dropout, by the width: each of two residual sums writes a mask of one byte. Backward, each reads the gradient and
-# the mask, and writes.
+# With dropout, by the width: each of two residual sums writes a mask of one byte. Backward, each reads the
+# gradient and the mask, and writes.
 DROPOUT_WIDTH_BYTES = 12.0
 # Bytes of a layer's elementwise kernels in llm.c by token, by its train_gpt2.cu without recomputation.
 # By the width: two kernels forward that add a residual and normalise (each reads 2 arrays and writes 2), two
@@ -72,24 +74,23 @@ HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which r
 class Stack:
     """What a framework does otherwise than our program.
 
-    `products`: the share that its products reach of what the chip sustains, its software's in the file; those in 8
-    bits too if `slow_in_eight_bits`.
-    `unfused_attention`: it writes the scores, unless a row says that its attention is fused;
-    `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
-    elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
+    `products`: the share that its products reach of what the chip sustains, its software's in the file; those
+    in 8 bits too if `slow_in_eight_bits`. `unfused_attention`: it writes the scores, unless a row says that
+    its attention is fused; `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`:
+    each elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
     whole, so that it all-reduces them. `waits_for_reductions`: gradients are reduced over `data` after the
     backward pass, and nothing runs beside that. `narrow_sums`: a run in fp16 sums and reduces gradients in
     fp16. `fused_kernels`: norms, activations and casts are Transformer Engine's, and products sum gradients.
-    `dropout`: residual sums drop out. `repeats_nothing`: nothing is
-    rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head besides its
-    layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets under the last
-    microbatch's backward pass. `hidden_messages`: those over `stage` hide where a stage has several chunks, and weights
-    over `data` are gathered under the first microbatch's forward pass. `split_products`: messages over `tensor` run
-    beside products in pieces (`_published_tensor`); without it they are waited for as ours. `wide_gathers`: weights
-    cross the network in 16 bits where products are in 8. `hides_all_messages`: every message
-    runs beside products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of
-    a product there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each layer and
-    three besides, and the ranks that own any broadcast them, one after another.
+    `dropout`: residual sums drop out. `repeats_nothing`: nothing is rematerialised unless a row says so.
+    `head_in_last_stage`: the last stage computes the head besides its layers, where ours is split over all.
+    `hidden_reduction`: gradients are reduced in buckets under the last microbatch's backward pass.
+    `hidden_messages`: those over `stage` hide where a stage has several chunks, and weights over `data` are
+    gathered under the first microbatch's forward pass. `split_products`: messages over `tensor` run beside
+    products in pieces (`_published_tensor`); without it they are waited for as ours. `wide_gathers`: weights
+    cross the network in 16 bits where products are in 8. `hides_all_messages`: every message runs beside
+    products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of a product
+    there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each layer and three
+    besides, and the ranks that own any broadcast them, one after another.
     """
 
     name: str
@@ -169,13 +170,7 @@ def otherwise(
         ours = math.fsum(exposed.pop(name) for name in tuple(exposed) if _is_of_our_head(name))
         added["sums of tied tables"] = _tied_seconds(sizes, machine) - ours
     added |= _kernels(stack, config.precision, sizes, heads if unfused else None, machine, exposed)
-    if stack.split_products and sizes.tensor > 1:
-        in_pieces, whole = seconds_in_pieces(sizes, machine, eight_bits=config.precision == "fp8")
-        ours = math.fsum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
-        added["products over tensor in pieces"] = sizes.layers * sizes.ticks * (in_pieces - whole) - ours
-    if stack.whole_over_tensor:
-        ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
-        added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
+    added |= _over_tensor(stack, config.precision, sizes, machine, exposed)
     if stack.broadcast_arrays and config.zero1:
         ours = math.fsum(seconds for name, seconds in exposed.items() if name == "all-gather[data]")
         broadcasts = _broadcast_seconds(stack.broadcast_arrays, owners or sizes.replicas, sizes, machine)
@@ -203,6 +198,19 @@ def otherwise(
     return {reason: seconds for reason, seconds in added.items() if seconds}
 
 
+def _over_tensor(
+    stack: Stack, precision: str, sizes: Sizes, machine: Machine, exposed: Mapping[str, float]
+) -> dict[str, float]:
+    """Return what other messages over `tensor` than ours add, with what they do to products beside them."""
+    ours = math.fsum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
+    if stack.whole_over_tensor:
+        return {"reductions over tensor": _tensor_seconds(sizes, machine) - ours}
+    if not stack.split_products or sizes.tensor == 1:
+        return {}
+    in_pieces, whole = seconds_in_pieces(sizes, machine, eight_bits=precision == "fp8")
+    return {"products over tensor in pieces": sizes.layers * sizes.ticks * (in_pieces - whole) - ours}
+
+
 def products_share(stack: Stack, precision: str, machine: Machine) -> float:
     """Return the share of the predicted rate that a stack's products reach."""
     holds = stack.slow_in_eight_bits if precision == "fp8" else machine.sustained_share is not None
@@ -225,7 +233,9 @@ def _kernels(
     if stack.eager:
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
     if stack.fused_kernels:
-        added["fused kernels"] = _fused_seconds(stack, sizes, machine, precision) - exposed.get("memory-bound", 0.0)
+        added["fused kernels"] = _fused_seconds(stack, sizes, machine, precision) - exposed.get(
+            "memory-bound", 0.0
+        )
     if stack.by_hand:
         added["kernels by hand"] = _by_hand_seconds(stack, sizes, machine) - exposed.get("memory-bound", 0.0)
     return added

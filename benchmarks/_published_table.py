@@ -86,8 +86,8 @@ _VTRAIN_SHARED = {
 def rows_of(path: Path, *, blind: bool = False) -> list[dict[str, str]]:
     """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
 
-    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they stand.
-    `blind`: nothing is kept of a row but what goes into its prediction (`INPUTS`).
+    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they
+    stand. `blind`: nothing is kept of a row but what goes into its prediction (`INPUTS`).
     """
     kept = {*INPUTS, *(MEGATRON_COLUMNS[name] for name in _VTRAIN)} if blind else None
     if path.suffix == ".toml":

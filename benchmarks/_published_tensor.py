@@ -1,18 +1,20 @@
 """Price the products over `tensor` that Transformer Engine runs in pieces, beside their messages.
 
-Source: Transformer Engine's userbuffers (transformer_engine/common/comm_gemm_overlap) in the settings of NeMo's recipes
-(nemo/collections/llm/recipes/tp_overlap_configs/userbuffers.py, H100, 70B and 405B), which Megatron Bridge has too:
+Source: Transformer Engine's userbuffers (transformer_engine/common/comm_gemm_overlap) in the settings of
+NeMo's recipes (nemo/collections/llm/recipes/tp_overlap_configs/userbuffers.py: H100, 70B and 405B), which
+Megatron Bridge has too:
 
-* ring exchange: the forward products that read gathered rows (queries, keys and values; the MLP's first) and the
-  backward products that read gathered gradients (attention's output; the MLP's second) run one piece for each device
-  of `tensor`, while the next piece arrives from a neighbour. Widths from 16,384 on have two pieces in one ("aggregate").
-* pipeline: the forward products whose sums are scattered run in four pieces. The last piece's scatter is waited for,
-  and the scatter has 24 of the multiprocessors, or 16.
-* bulk: the other backward products run beside a gather or a scatter, which has 24 multiprocessors or 4.
+* Ring exchange: the forward products that read gathered rows (queries, keys and values; the MLP's first)
+  and the backward products that read gathered gradients (attention's output; the MLP's second) run one
+  piece for each device of `tensor`, while the next piece arrives from a neighbour. Widths from 16,384 on
+  have two pieces in one ("aggregate").
+* Pipeline: the forward products whose sums are scattered run in four pieces. The last piece's scatter is
+  waited for, and the scatter has 24 of the multiprocessors, or 16.
+* Bulk: the other backward products run beside a gather or a scatter, which has 24 multiprocessors or 4.
 
-Pieces fill their waves less, and fewer multiprocessors multiply. At the power limit the clock rises where less of the
-chip works: power is multiprocessors at work times clock^3 (`power_exponent`), so products lose the 2/3 power of what
-they would lose at one clock.
+Pieces fill their waves less, and fewer multiprocessors multiply. At the power limit the clock rises where
+less of the chip works: power is multiprocessors at work times clock^3 (`power_exponent`), so products lose
+the 2/3 power of what they would lose at one clock.
 
 Not counted: the share of the power and of the memory that messages take.
 """
@@ -34,9 +36,9 @@ OUTPUT_SCATTER, MLP_SCATTER, QUERY_SCATTER, FIRST_SCATTER, GATHER = 24, 16, 24, 
 
 
 def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tuple[float, float]:
-    """Return the seconds of one layer's products and messages over `tensor` for a microbatch, and of its products whole.
+    """Return the seconds of a layer's products with their messages over `tensor`, and of the products alone.
 
-    A microbatch is `sizes.tokens` tokens. The messages are those of sequences that are split over `tensor`.
+    Both are of one microbatch. The messages are those of sequences that are split over `tensor`.
     """
     model, tensor = sizes.model, sizes.tensor
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -48,7 +50,10 @@ def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tu
     pieces = max(tensor // 2, 2) if model.embed_dim >= AGGREGATED_WIDTH else tensor
 
     in_pieces = whole = 0.0
-    for columns, weight_scatter in (((queries + 2 * keys) / tensor, QUERY_SCATTER), (hidden / tensor, FIRST_SCATTER)):
+    for columns, weight_scatter in (
+        ((queries + 2 * keys) / tensor, QUERY_SCATTER),
+        (hidden / tensor, FIRST_SCATTER),
+    ):
         width = float(model.embed_dim)
         whole += products.whole(rows, columns, width) + products.whole(rows, width, columns)
         whole += products.whole(width, columns, rows)
@@ -110,4 +115,6 @@ def _message_seconds(kind: str, sizes: Sizes, machine: Machine, *, num_bytes: in
         return inside
     assert machine.between_bytes_per_second is not None
     network = machine.between_bytes_per_second * machine.shared.network_efficiency * members
-    return max(inside, wire / network) + machine.shared.network_alpha_seconds * (math.ceil(tensor / members) - 1)
+    return max(inside, wire / network) + machine.shared.network_alpha_seconds * (
+        math.ceil(tensor / members) - 1
+    )

@@ -28,6 +28,8 @@ def row(
         "scale": "to 8",
         "layout": "fsdp=8",
         "stack": "ours",
+        "software": "eager",
+        "products": 0.9,
         "sustained": True,
         "notes": [f"note of {source}"],
         "measured_seconds": 1.0,

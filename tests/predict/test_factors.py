@@ -18,7 +18,7 @@ from meshwright.predict._walk import walk
 
 FLEET = Fleet.parse("8xH100")
 NOISE = runs()["factors"]["between_programs"]
-OWN = math.log(1.197 / 0.796) / 2 / 1.6449  # standard deviation before of products, from the rates' interval
+OWN = math.log(1.14 / 0.89) / 2 / 1.6449  # standard deviation before of products, from the rates' interval
 SHARED = math.log(runs()["factors"]["widths"]["whole_step"]) / 1.6449
 PRODUCTS = math.hypot(OWN, SHARED)
 STEP = """
@@ -312,7 +312,7 @@ def test_work_of_which_nothing_was_measured_keeps_the_interval_wide(predicted):
     same, other = run(plain.step_seconds.expected, exposed(plain)), run(1.0, {"host-transfer": 1.0})
     known, unknown = predicted(same).step_seconds, predicted(other).step_seconds
     assert unknown.expected == pytest.approx(plain.step_seconds.expected, rel=0.01)
-    assert math.log(unknown.high / unknown.expected) > 2 * math.log(known.high / known.expected)
+    assert math.log(unknown.high / unknown.expected) > 1.5 * math.log(known.high / known.expected)
 
 
 def test_steps_set_aside_are_a_reason_and_change_no_time(predicted):

@@ -45,17 +45,21 @@ def test_a_chip_without_a_memory_bandwidth_is_refused():
         machine_of(dataclasses.replace(fleet, chip=chip), None)
 
 
-def test_one_device_has_the_rates_of_a_card_and_a_fleet_those_of_published_runs():
+def test_one_device_has_the_rates_of_a_card_and_a_fleet_waits_for_its_slowest():
     one, fleet = (machine_of(Fleet.parse(f"{n}xH100"), None) for n in (1, 8))
     assert one.sustained_flops_per_second("bf16") == pytest.approx(735e12)
-    assert fleet.sustained_flops_per_second("bf16") == pytest.approx(570e12)
+    # Products one behind another, records 2026-11-26_ and 2026-11-27_gpu_kernels; cards differ by 8 %.
+    assert fleet.sustained_flops_per_second("bf16") == pytest.approx(670e12 * 0.96)
     # Records 2026-11-27_gpu_kernels and _gpu_attention, rounded.
     measured = {"cudnn": (363e12, 246e12), "flash-2": (246e12, 195e12)}
     for kernel, (forward, backward) in measured.items():
         card = machine_of(Fleet.parse("1xH100"), None, kernel)
         rates = [card.attention_rate(128, 1024, "bf16", backward=b) for b in (False, True)]
         assert [rate.efficiency * 989.4e12 for rate in rates] == pytest.approx([forward, backward])
-    assert not fleet.measured_attention
+    assert fleet.attention_rate(128, 1024, "bf16", backward=True).efficiency * 989.4e12 == pytest.approx(
+        246e12
+    )
+    assert not machine_of(Fleet.parse("8xH100"), None, "flash-2").measured_attention
 
 
 def test_one_device_with_less_power_is_slower_and_one_of_silicon_that_was_not_measured_is_as_in_a_fleet():
@@ -64,7 +68,7 @@ def test_one_device_with_less_power_is_slower_and_one_of_silicon_that_was_not_me
     share = machine_of(weaker, None).sustained_flops_per_second("bf16") / 735e12
     assert share == pytest.approx(0.5 ** (1 / 3))
     one, eight = (machine_of(Fleet.parse(f"{n}xA100-80GB"), None) for n in (1, 8))
-    assert one.sustained_share == eight.sustained_share
+    assert eight.sustained_share == pytest.approx(0.96 * one.sustained_share)
     assert not one.alone
 
 
@@ -89,9 +93,9 @@ def test_float32_products_run_reduced_where_jax_lets_them():
     assert machine_of(Fleet.parse("8xT4"), None).matmul_of_fp32 == "fp32"  # Turing has no tf32
 
 
-def test_products_sustain_what_published_bf16_runs_do_and_fp8_is_left_alone():
+def test_products_sustain_what_such_cards_did_and_fp8_is_left_alone():
     machine = machine_of(Fleet.parse("8xH100"), None)
-    assert machine.sustained_flops_per_second("bf16") == pytest.approx(570e12)
+    assert machine.sustained_flops_per_second("bf16") == pytest.approx(643.2e12)
     assert machine.gemm_flops_per_second("bf16") == 989.4e12
     assert machine.sustained_flops_per_second("fp8-e4m3") is None
     assert machine.gemm_flops_per_second("nvfp4") is None
@@ -99,7 +103,7 @@ def test_products_sustain_what_published_bf16_runs_do_and_fp8_is_left_alone():
 
 def test_a_lower_power_limit_sustains_the_cube_root():
     limited = machine_of(Fleet.parse("8xH100-96GB-HBM2e"), None)  # 500 W of 700
-    assert limited.sustained_flops_per_second("bf16") == pytest.approx(570e12 * (500 / 700) ** (1 / 3))
+    assert limited.sustained_flops_per_second("bf16") == pytest.approx(643.2e12 * (500 / 700) ** (1 / 3))
 
 
 def test_a_chip_of_which_no_run_was_published_has_a_factor_for_bf16_alone():

@@ -53,9 +53,9 @@ def call(target, config, shapes, results):
 
 def test_a_large_product_runs_near_what_h100s_are_known_to_reach(kernel):
     found = kernel(dot())
-    # published bf16 runs sustain some 570 TFLOP/s, whatever isolated kernels reach
+    # such cards sustain 670 TFLOP/s one product behind another, and the slowest of a fleet 4 % less
     assert found.kind == "matmul"
-    assert 2 * 4096**3 / found.seconds == pytest.approx(570e12, rel=0.01)
+    assert 2 * 4096**3 / found.seconds == pytest.approx(643.2e12, rel=0.01)
     assert found.flops == {"bf16": 2 * 4096**3}
 
 
@@ -125,9 +125,9 @@ def test_flash_attention_backward_is_five_matmuls_at_a_lower_rate(kernel):
     flops = 2 * (2 * 2 * 32 * 4096 * 4096 * 128) // 2
     assert forward.kind == backward.kind == "attention"
     assert forward.flops == {"bf16": flops}
-    # the public table has 402 to 444 TFLOP/s in the middle half of its rows at this length
-    assert 400e12 < flops / forward.seconds < 450e12
-    assert backward.seconds / forward.seconds == pytest.approx(2.5 / 0.6, rel=0.03)
+    # record 2026-11-27_gpu_kernels: cuDNN on an H100, heads of 128, 4,096 positions
+    assert flops / forward.seconds == pytest.approx(542e12)
+    assert 2.5 * flops / backward.seconds == pytest.approx(424e12)
 
 
 def test_a_convolution_costs_at_least_its_product(kernel):
@@ -140,7 +140,7 @@ def test_a_convolution_costs_at_least_its_product(kernel):
     flops = found.flops["bf16"]
     assert found.kind == "convolution"
     assert flops == pytest.approx(2 * 64 * 56 * 56 * 256 * 256 * 9, rel=0.03)  # less what meets the padding
-    assert 0.4 < flops / found.seconds / 989.4e12 < 0.58
+    assert 0.4 < flops / found.seconds / 989.4e12 < 0.67
 
 
 def test_what_multiplies_elementwise_is_bound_by_memory(kernel):

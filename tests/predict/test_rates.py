@@ -115,7 +115,8 @@ def test_chips_of_one_silicon_sustain_one_share():
 
 def test_shared_constants_are_shares_and_times():
     found = shared()
-    for share in (found.memory_efficiency, found.network_efficiency, found.backward_attention_share):
+    of_attention = found.backward_attention_share.values()
+    for share in (found.memory_efficiency, found.network_efficiency, found.slowest_share, *of_attention):
         assert 0 < share < 1
     assert 1e-7 < found.launch_seconds < found.network_alpha_seconds < 1e-4
 

@@ -140,7 +140,7 @@ def names_of(system: str) -> tuple[str, ...]:
 
 
 def sustained_share(chip: Chip) -> float | None:
-    """Return the share of its peak that one chip sustains in products of 16 bits or more; None if not known."""
+    """Return the share of its peak that a chip sustains in products of 16 bits or more; None if not known."""
     if (figure := _sustained_figure(chip)) is not None:
         return share_of_peak(figure, chip)
     return runs()["other_tpus"]["share"] if chip.platform == "tpu" else None
@@ -155,7 +155,7 @@ def _sustained_figure(chip: Chip) -> Mapping[str, Any] | None:
 
 
 def sustained_in_fleet(chip: Chip, num_devices: int) -> float | None:
-    """Return the share of its peak that the slowest of `num_devices` GPUs sustains, for which the others wait.
+    """Return the share of its peak that the slowest of `num_devices` GPUs sustains; the others wait for it.
 
     A TPU has the share of `sustained_share`, which published runs of whole slices gave.
     """
@@ -417,7 +417,8 @@ class Machine:
             rate = measured_attention(self.measured_attention, table.half_length, head_size, length, backward)
             share = rate / self.peak_flops_per_second[format_name]
             return AttentionRate(efficiency=share, half_length=0.0, start_seconds=0.0)
-        return replace(table, efficiency=table.efficiency * (self.backward_attention_share if backward else 1.0))
+        share = self.backward_attention_share if backward else 1.0
+        return replace(table, efficiency=table.efficiency * share)
 
     def sustained_flops_per_second(self, format_name: str) -> float | None:
         """Return the rate that no product exceeds for long; None where it is not known."""
@@ -471,7 +472,8 @@ def before_of(machine: Machine, fleet: Fleet, calibration: Calibration | None) -
     name = width_name(machine, calibration)
     width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
     is_cpu = fleet.chip.platform == "cpu"
-    usual = bool(machine.published_interval) or name in ("tables", TPU)  # published runs on such chips were scored
+    # Published runs on such chips were scored.
+    usual = bool(machine.published_interval) or name in ("tables", TPU)
     return before_measuring(runs()["factors"], products=width, is_cpu=is_cpu, usual=usual)
 
 
@@ -537,7 +539,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
 def _as_cards_reached(machine: Machine, fleet: Fleet, attention_kernel: str) -> Machine:
     """Return the machine with what cards of its silicon reached by themselves, where any were measured.
 
-    A fleet has their attention by cuDNN, and its own sustained products. One device has all that they reached.
+    A fleet has their attention by cuDNN, and products that last. One device has all that they reached.
     """
     chip = fleet.chip
     system = next((name for name, (chips, _) in _systems().items() if chip.name in chips), None)
