@@ -401,7 +401,8 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     A GPT has learned positions (for ALiBi too, which costs nothing to speak of); vocabularies are padded
     to a multiple of 64; embeddings are tied where that is nearer to an exact number of
     parameters; where none is stated, a GPT's are. Attention that is not fused is priced apart
-    (`_published_stacks`), so the program has heads of at most 128 in place of wider ones.
+    (`_published_stacks`), so the program has heads of at most 128 in place of wider ones; so it has where no
+    fused kernel of the chip takes them.
     """
     sizes = {c: _number(row, c, "dimensions") for c in ("n_layers", "d_model", "n_heads", "d_ff", "vocab")}
     length = _number(row, "seq_len", "sequence length")
@@ -445,8 +446,27 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
         model["num_heads"] = model["num_kv_heads"] = sizes["d_model"] // fitting[0]
         notes.append(f"compiled with heads of {fitting[0]}, attention priced with the row's")
     elif head > 128 and not row["accelerator"].startswith("TPU"):
-        raise InexpressibleError("attention heads beyond our fused kernel")
+        model |= _divided_heads(row, model, int(head), notes)
     return model
+
+
+def _divided_heads(row: Row, model: Mapping[str, Any], head: int, notes: list[str]) -> dict[str, int]:
+    """Return what changes where a chip has no kernel of cuDNN for heads above 128: each becomes several.
+
+    FLOPs, parameters and bytes are those of the row. Hopper has kernels for heads of up to 256
+    (`models.attention.uses_cudnn`); whose kernel runs elsewhere, no row says.
+    """
+    target = chip_of(row["accelerator"]).target
+    if head <= 256 and target is not None and target.compute_capability[0] == 9:
+        return {}
+    parts = next((n for n in (2, 3, 4) if head % (8 * n) == 0 and head <= 128 * n), None)
+    if parts is None:
+        raise InexpressibleError("attention heads beyond our fused kernel")
+    notes.append(f"compiled with {parts} heads of {head // parts} for each of {head}")
+    return {
+        "head_dim": head // parts,
+        **{name: parts * model[name] for name in ("num_heads", "num_kv_heads")},
+    }
 
 
 def _parameters(model: dict[str, object]) -> int:

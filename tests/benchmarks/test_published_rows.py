@@ -52,6 +52,25 @@ def test_a_source_may_have_a_network_of_its_own():
     assert express(LLAMA).fleet.chip.between.bytes_per_second == 25e9
 
 
+@pytest.mark.parametrize(
+    ("chip", "width", "heads", "head_dim"),
+    [
+        ("H100-80GB-SXM", 192, 16, 192),
+        ("H100-80GB-SXM", 256, 12, 256),
+        ("GB200-186GB", 192, 32, 96),
+        ("A100-80GB-SXM", 256, 24, 128),
+    ],
+)
+def test_heads_above_128_are_whole_on_hopper_and_several_elsewhere(chip, width, heads, head_dim):
+    row = {**LLAMA, "accelerator": chip, "d_model": "3072", "params_b": "", "devices_per_node": "4"}
+    row |= {"n_heads": str(3072 // width), "n_kv_heads": "4"}
+    model = express(row).config.model
+    assert (model.num_heads, model.head_dim) == (heads, head_dim)
+    assert model.num_kv_heads * model.head_dim == 4 * width
+    with pytest.raises(InexpressibleError, match="beyond our fused kernel"):
+        express({**row, "d_model": "4352", "n_heads": "8", "n_kv_heads": "8"})
+
+
 def test_one_gather_and_one_reduction_become_fsdp_inside_nodes():
     row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64"}
     assert express(row).config.layout == "data=8,fsdp=8"
