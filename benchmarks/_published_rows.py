@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from _published_stacks import Stack, stack_of
 from _published_table import COLUMNS, INPUTS, Row, source_of
+from _published_words import InexpressibleError, is_lora, lora_of, results_kept, window_of
 from pydantic import ValidationError
 
 from meshwright.config import Layout, RunConfig, TransformerModel, check_layout, in_order
@@ -26,13 +27,10 @@ from meshwright.hardware import Chip, Fleet, Link, find_chip
 Record = TypeVar("Record", RunConfig, TransformerModel)
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
 LONGEST_STANDARD, SMALLEST_STANDARD = 16384, 0.7e9
+FROZEN_BYTES = 2  # per parameter beside adapters
 STATE_BYTES = 16  # per parameter: float32 parameter, gradient and two moments, the least our step holds
 FAR_FROM_STATED = 0.15  # a stated number of parameters further off means other dimensions
 VOCAB_MULTIPLE = 64  # frameworks pad vocabularies so that they divide
-
-
-class InexpressibleError(Exception):
-    """Why a row is no run of ours: `args[0]`, in words that many rows share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +77,11 @@ def express(row: Row) -> Expressed:
     precision = _precision(row, notes)
     fleet = _fleet(row, precision)
     model = _model(row, unfused, notes)
+    lora = lora_of(row, _told(row))
     parameters = _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model)
     layout, zero1 = _layout(row, fleet, parameters, notes)
+    if lora and layout.size("stage") > 1:
+        raise InexpressibleError("LoRA in a pipeline")
     batch = _batch(row, layout)
     remat, stated = _remat(row, notes)
     config = RunConfig.model_validate(
@@ -94,6 +95,7 @@ def express(row: Row) -> Expressed:
             "gradient_sum": _gradient_sum(row, precision),
             "layout": str(layout),
             "zero1": zero1,
+            "lora": lora,
             "pipeline_chunks": _count(row, "vp") if layout.size("stage") > 1 else 1,
             "remat": remat,
             "offload": "activations" if "offload" in row["act_ckpt"] else "none",
@@ -151,6 +153,11 @@ def _scripts_of(row: Row) -> Iterator[dict[str, Any]]:
             yield script
 
 
+def _told(row: Row) -> dict[str, Any]:
+    """Return all that scripts say of a row, beside its cells."""
+    return {key: value for script in _scripts_of(row) for key, value in script.items()}
+
+
 def _with_scripts(row: dict[str, str]) -> dict[str, str]:
     """Return a row with the cells that scripts of its source tell, and the batch that follows from them."""
     for script in _scripts_of(row):
@@ -165,13 +172,12 @@ def _with_scripts(row: dict[str, str]) -> dict[str, str]:
 # Whose attention is cuDNN's; PyTorch's and the others' "flash" is FlashAttention-2 or a kernel like it.
 _CUDNN = re.compile(r"cudnn|\bte\b|transformer engine")
 OFFLOAD = "offload to the host"
+WEIGHTS_IN_BF16 = "weights and moments in bf16: our step holds them in fp32"
 # What our step does not do, whatever the layout: the column, what is found in it, and the reason.
 _OTHER_PROGRAMS = (
     ("moe", r".", "mixture of experts"),
-    ("model optimizer", r"lora|adapter", "most parameters are frozen (LoRA)"),
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
-    ("model notes", r"sliding|gemma", "attention with a window"),
     ("accelerator", r"power limited", "a power limit that is not stated"),
     ("precision", r"fp4|int8", "4-bit or integer arithmetic"),
     ("precision", r"filter|layers \d", "8-bit arithmetic in a part of the layers"),
@@ -180,7 +186,7 @@ _OTHER_PROGRAMS = (
     (
         "precision",
         r"\(pure\)|bf16-true|stochastic rounding|bf16 weights",
-        "weights and moments in bf16: our step holds them in fp32",
+        WEIGHTS_IN_BF16,
     ),
     ("model notes", r"unpacked|not packed", "padded sequences: real tokens were counted"),
     ("act_ckpt sharding", r"offload", OFFLOAD),
@@ -202,6 +208,8 @@ def _refuse_other_programs(row: Row) -> None:
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
             if reason == OFFLOAD and _keeps_inputs_on_host(row):
+                continue
+            if reason == WEIGHTS_IN_BF16 and is_lora(row):  # frozen matrices of ours are in bf16 too
                 continue
             raise InexpressibleError(reason)
     for changed in ASSUMED["changed_machines"]:
@@ -320,7 +328,8 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     A GPT has learned positions (for ALiBi too, which costs nothing to speak of); vocabularies are padded
     to a multiple of 64; embeddings are tied where that is nearer to an exact number of
     parameters; where none is stated, a GPT's are. Attention that is not fused is priced apart
-    (`_published_stacks`), so the program has heads of at most 128 in place of wider ones.
+    (`_published_stacks`), so the program has heads of at most 128 in place of wider ones; so it has where no
+    fused kernel of the chip takes them.
     """
     sizes = {c: _number(row, c, "dimensions") for c in ("n_layers", "d_model", "n_heads", "d_ff", "vocab")}
     length = _number(row, "seq_len", "sequence length")
@@ -337,8 +346,9 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
         "vocab_size": math.ceil(sizes["vocab"] / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
         "loss_chunk": max(n for n in range(1, 513) if length % n == 0),
     }
-    for script in _scripts_of(row):
-        model |= {"head_dim": script["head_dim"]} if "head_dim" in script else {}
+    told = _told(row)
+    model |= {"head_dim": told["head_dim"]} if "head_dim" in told else {}
+    model |= window_of(row, told)
     if gated:
         model |= {"position": "rotary", "rope_theta": 500000.0}
     else:
@@ -364,8 +374,27 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
         model["num_heads"] = model["num_kv_heads"] = sizes["d_model"] // fitting[0]
         notes.append(f"compiled with heads of {fitting[0]}, attention priced with the row's")
     elif head > 128 and not row["accelerator"].startswith("TPU"):
-        raise InexpressibleError("attention heads beyond our fused kernel")
+        model |= _divided_heads(row, model, int(head), notes)
     return model
+
+
+def _divided_heads(row: Row, model: Mapping[str, Any], head: int, notes: list[str]) -> dict[str, int]:
+    """Return what changes where a chip has no kernel of cuDNN for heads above 128: each becomes several.
+
+    FLOPs, parameters and bytes are those of the row. Hopper has kernels for heads of up to 256
+    (`models.attention.uses_cudnn`); whose kernel runs elsewhere, no row says.
+    """
+    target = chip_of(row["accelerator"]).target
+    if head <= 256 and target is not None and target.compute_capability[0] == 9:
+        return {}
+    parts = next((n for n in (2, 3, 4) if head % (8 * n) == 0 and head <= 128 * n), None)
+    if parts is None:
+        raise InexpressibleError("attention heads beyond our fused kernel")
+    notes.append(f"compiled with {parts} heads of {head // parts} for each of {head}")
+    return {
+        "head_dim": head // parts,
+        **{name: parts * model[name] for name in ("num_heads", "num_kv_heads")},
+    }
 
 
 def _parameters(model: dict[str, object]) -> int:
@@ -390,17 +419,19 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     if devices % parts:
         raise InexpressibleError("its axes do not multiply to its devices")
     replicas = devices // parts
-    held = STATE_BYTES * parameters / (counts["tensor"] * counts["stage"])
+    held = (FROZEN_BYTES if is_lora(row) else STATE_BYTES) * parameters / (counts["tensor"] * counts["stage"])
     if "nnscaler" in words or "autodist" in words or (not words and replicas > 1):
         raise InexpressibleError("layout not stated")
     fsdp, zero1, sharing = 1, False, replicas * counts["context"]
     if re.search(r"zero-?1|zero-?2|distributed.optimizer|shard_grad_op|fsdp column not given", words):
         each = _sequences(row, replicas)
-        if counts["stage"] * counts["context"] > 1 or _microbatch(row, each) < each:
+        if is_lora(row):
+            notes.append(f"{row['sharding']} of a few adapters: none")
+        elif counts["stage"] * counts["context"] > 1 or _microbatch(row, each) < each:
             zero1 = sharing > 1
         else:
             fsdp = _inside_nodes(fleet, counts["tensor"] * counts["context"], replicas, held / (0.8 * memory))
-        if sharing > 1:
+        if sharing > 1 and not is_lora(row):
             shared = f"data={replicas},context={counts['context']}".removesuffix(",context=1")
             taken = f"{shared} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
             notes.append(f"{row['sharding']} taken as {taken}")
@@ -510,59 +541,6 @@ def _maxtext_flops(model: TransformerModel, length: int) -> float:
     return 3 * (2 * model.num_matmul_parameters + attention)
 
 
-_QKV = ("query", "key", "value")
-# The results of a block by the names of MaxText (layers/attentions.py, layers/linears.py) and of Praxis
-# (layers/checkpoint_policy.py), without "_proj". A block's input is always kept.
-_RESULTS_ELSEWHERE: dict[str, tuple[str, ...]] = {
-    **{name: _QKV for name in ("qkv", "combined_qkv")},
-    **{name: ("query",) for name in ("q", "query")},
-    **{name: ("key",) for name in ("k", "key")},
-    **{name: ("value",) for name in ("v", "value")},
-    **{name: ("context",) for name in ("context", "encoded")},
-    **{name: ("out",) for name in ("o", "out")},
-    "mlpwi": ("mlp_gate", "mlp_up"),
-    "mlpwi_0": ("mlp_gate",),
-    "mlpwi_1": ("mlp_up",),
-    "mlpwo": ("mlp_out",),
-    **{name: () for name in ("layer input", "decoder_layer_input", "iteration_input")},
-}
-# Policies whose names do not list what they save (MaxText's layers/decoders.py, Praxis).
-_LISTS_ELSEWHERE = {
-    "save_dot_except_mlp": (*_QKV, "out"),
-    "save_dot_except_mlpwi": (*_QKV, "out", "mlp_out"),
-    "save_dot_with_context_except_mlp": (*_QKV, "context", "out"),
-    "save_dot_for_mlperf_200b": (*_QKV, "context", "out"),
-}
-_ONE_RESULT = re.compile(
-    "|".join(rf"{name}(?:_proj)?" for name in sorted(_RESULTS_ELSEWHERE, key=len, reverse=True))
-)
-
-
-def _results_kept(words: str) -> tuple[str, ...] | None:
-    """Return the results that a policy lists, by name or as "custom: ... on device"; None if it is no list.
-
-    A list of an unknown name is None too. What its words recompute is not kept.
-    """
-    if words in _LISTS_ELSEWHERE:
-        return _LISTS_ELSEWHERE[words]
-    if words.startswith("save_"):
-        parts = [words.removeprefix("save_")]
-    elif words.startswith("custom"):
-        parts = re.sub(r"^custom\W*", "", words).split(",")
-    else:
-        return None
-    found: list[str] = []
-    for part in parts:
-        again = re.search(r"\b(recompute\w*|remat\w*)$", part)
-        left = re.sub(r"\b(saved|on device|recompute\w*|remat\w*)", "", part)
-        names = _ONE_RESULT.findall(left)
-        if re.sub(r"[\s_/+]|and", "", _ONE_RESULT.sub(" ", left)) or not names:
-            return None
-        for name in names:
-            found += () if again else _RESULTS_ELSEWHERE[name.removesuffix("_proj")]
-    return tuple(dict.fromkeys(found))
-
-
 def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
@@ -577,7 +555,7 @@ def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     if _keeps_inputs_on_host(row) and "offload" in words:
         notes.append(f"{row['act_ckpt']} taken as full, with the blocks' inputs on the host")
         return "full", True
-    if (results := _results_kept(words)) is not None:
+    if (results := results_kept(words)) is not None:
         kept = in_order(results) if results else "full"
         notes.append(f"{row['act_ckpt']} taken as {kept}")
         return kept, True

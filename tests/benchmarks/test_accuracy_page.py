@@ -89,6 +89,7 @@ def test_the_picture_has_every_row(record):
 
 def test_rows_on_tpus_have_a_section_and_a_blind_error_by_the_others_of_their_generation(record):
     rows = [row("maxtext", n, error, chip="v5e") for n, error in ((1, 0.1), (2, 0.1), (3, 0.0))]
+    rows = [{**each, "software": "", "products": 1.0} for each in rows]
     tpus = {
         "row": [*rows, {"id": "tpurec-001", "failed": "RESOURCE_EXHAUSTED"}],
         "inexpressible": {"several TPU slices: a fleet of ours is one": 25},

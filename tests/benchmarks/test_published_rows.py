@@ -52,6 +52,46 @@ def test_a_source_may_have_a_network_of_its_own():
     assert express(LLAMA).fleet.chip.between.bytes_per_second == 25e9
 
 
+@pytest.mark.parametrize(
+    ("chip", "width", "heads", "head_dim"),
+    [
+        ("H100-80GB-SXM", 192, 16, 192),
+        ("H100-80GB-SXM", 256, 12, 256),
+        ("GB200-186GB", 192, 32, 96),
+        ("A100-80GB-SXM", 256, 24, 128),
+    ],
+)
+def test_heads_above_128_are_whole_on_hopper_and_several_elsewhere(chip, width, heads, head_dim):
+    row = {**LLAMA, "accelerator": chip, "d_model": "3072", "params_b": "", "devices_per_node": "4"}
+    row |= {"n_heads": str(3072 // width), "n_kv_heads": "4"}
+    model = express(row).config.model
+    assert (model.num_heads, model.head_dim) == (heads, head_dim)
+    assert model.num_kv_heads * model.head_dim == 4 * width
+    with pytest.raises(InexpressibleError, match="beyond our fused kernel"):
+        express({**row, "d_model": "4352", "n_heads": "8", "n_kv_heads": "8"})
+
+
+@pytest.mark.parametrize(
+    ("notes", "window", "every"),
+    [
+        ("sliding window of 1024, 3:1", 1024, 4),
+        ("alternating sliding-window 128 attention", 128, 2),
+        ("window size 4096 in every layer", 4096, None),
+    ],
+)
+def test_a_stated_window_is_the_runs(notes, window, every):
+    model = express({**LLAMA, "notes": notes}).config.model
+    assert (model.window, model.global_every) == (window, every)
+
+
+def test_stated_adapters_are_the_runs():
+    row = {**LLAMA, "model": "Llama-3-8B QLoRA", "sharding": "ZeRO-1", "fsdp": "", "dp": "64"}
+    row |= {"notes": "rank 16, q_proj and v_proj", "precision": "bf16 weights"}
+    run = express(row).config
+    assert (run.lora.rank, run.lora.targets, run.lora.base) == (16, ("q_proj", "v_proj"), "nf4")
+    assert (run.layout, run.zero1) == ("data=64", False), "what is sharded is the few adapters' state"
+
+
 def test_one_gather_and_one_reduction_become_fsdp_inside_nodes():
     row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64"}
     assert express(row).config.layout == "data=8,fsdp=8"
@@ -86,6 +126,13 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
         ({"n_kv_heads": "5"}, "our configuration refuses it"),
         ({"act_ckpt": "selective (norm, MLA up-proj)"}, "rematerialisation of its own kind"),
+        ({"notes": "sliding-window 5:1 attention"}, "attention with a window that is not stated"),
+        ({"model": "Llama-3-8B LoRA"}, "LoRA whose rank is not stated"),
+        ({"model": "Llama-3-8B LoRA", "notes": "rank 16"}, "LoRA whose products are not stated"),
+        (
+            {"optimizer": "AdamW (adapters)", "notes": "r=16 all-linear", "pp": "2", "fsdp": "32"},
+            "LoRA in a pipeline",
+        ),
         ({"act_ckpt": "custom: q k v norm on device"}, "rematerialisation of its own kind"),
         ({"act_ckpt": "save_everything"}, "rematerialisation of its own kind"),
     ],

@@ -197,6 +197,7 @@ LATENT = {
 @pytest.mark.parametrize(
     ("fleet", "heads"),
     [
+        pytest.param("1xH100", {"model.head_dim": 192}, marks=pytest.mark.wide),
         pytest.param("1xH100", {"model.head_dim": 256}, marks=pytest.mark.wide),
         pytest.param("1xH100", LATENT, marks=pytest.mark.wide),
         pytest.param("1xB200", LATENT, marks=pytest.mark.long),
@@ -215,6 +216,8 @@ def test_wide_heads_compile_for_an_absent_gpu_and_count_as_by_hand(fleet, heads)
     assert flops.model == in_blocks.ledger.flops.model
     assert flops.executed < in_blocks.ledger.flops.executed  # whose blocks multiply above the diagonal too
     assert not weighed.ledger.unpriced
+    reasons = weighed.prediction.interval_reasons
+    assert f"attention with heads of {keys} has the rate of heads of 128: no wider was measured" in reasons
 
 
 @pytest.mark.parametrize(

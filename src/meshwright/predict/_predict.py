@@ -30,7 +30,7 @@ from meshwright.units import format_bytes, format_seconds
 
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
-from ._prices import Order
+from ._prices import Order, head_size_of
 from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
 from ._records import Help, Interval, Prediction, Slice
 from ._sources import words_of
@@ -39,6 +39,7 @@ from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
 FP8 = "fp8"
+FMHA = "__cudnn$fmha"  # the beginning of the names of cuDNN's attention calls
 EAGER = "eager"  # the width of steps that PyTorch launches kernel by kernel
 LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
 LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
@@ -280,11 +281,20 @@ def predict(
         num_devices=fleet.num_devices,
         tokens_per_step=compiled.tokens_per_step,
         calibration=calibration,
-        cautions=cautions,
+        cautions=(*cautions, *_wide_heads(machine, executions)),
         peer_seconds=peer_seconds,
     )
     helps = what_helps(machine, executions, compiled, fleet, ledger.memory, walked, prices)
     return replace(found, what_helps=helps)
+
+
+def _wide_heads(machine: Machine, executions: Executions) -> Iterator[str]:
+    """Yield a reason for each width of heads above all of which the rate of attention was measured."""
+    widest = max({each.head_size for each in machine.measured_attention} or machine.rates.attention)
+    calls = (each for each in executions if (each.instruction.custom_call_target or "").startswith(FMHA))
+    for size in sorted({head_size_of(each.computation, each.instruction) for each in calls}):
+        if size > widest:
+            yield f"attention with heads of {size} has the rate of heads of {widest}: no wider was measured"
 
 
 def prediction_of(

@@ -258,12 +258,17 @@ def _sizes(
     return batch, m, n, work.flops / (2 * result.num_elements)
 
 
+def head_size_of(computation: Computation, instruction: Instruction) -> int:
+    """Return the width of the queries' heads of a call of cuDNN's attention."""
+    return computation.operand_arrays(instruction)[0].dims[-1]
+
+
 def _attention_seconds(
     machine: Machine, computation: Computation, instruction: Instruction, work: MultiplyAdds, format_name: str
 ) -> float:
     """Return the seconds of one attention call. `work` counts two matmuls forward and five backward."""
     config = instruction.backend_config["cudnn_fmha_backend_config"]
-    head_size = computation.operand_arrays(instruction)[0].dims[-1]
+    head_size = head_size_of(computation, instruction)
     length = int(config["intermediate_tensor_shape"]["dimensions"][-1])
     backward = "Backward" in instruction.custom_call_target
     rate = machine.attention_rate(head_size, length, format_name, backward)
