@@ -21,7 +21,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, replica_axes, token_axes
+from ..sharding import (
+    activation_spec,
+    axis_size,
+    mean_over_manual,
+    on_each_device,
+    replica_axes,
+    token_axes,
+    zeros_here,
+)
 from ._base import Context
 
 LEFT_OUT = -1  # marks a position that the loss leaves out
@@ -185,7 +193,7 @@ def _per_device(
                 d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1)
             return (total + loss, d_hidden, *d_head), None
 
-        zeros = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))[:num_gradients]
+        zeros = (jnp.zeros_like(hidden), zeros_here(head.shape, hidden[0, 0, 0]))[:num_gradients]
         first = (jnp.float32(0), *zeros)
         (total, *gradients), _ = jax.lax.scan(one, first, jnp.arange(hidden.shape[1] // chunk))
         gradients[1:] = [over_devices(d_head, how.of_head) for d_head in gradients[1:]]

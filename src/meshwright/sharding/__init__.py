@@ -34,3 +34,4 @@ from ._rules import rows_here as rows_here
 from ._rules import sequence_length as sequence_length
 from ._rules import shape_of_layers as shape_of_layers
 from ._rules import token_axes as token_axes
+from ._rules import zeros_here as zeros_here

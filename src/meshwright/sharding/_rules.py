@@ -363,13 +363,24 @@ def _table_gradient(
         gradient = jax.lax.all_to_all(gradient, "fsdp", split_axis=2, concat_axis=0, tiled=True)
         indices = jax.lax.all_gather(indices, "fsdp", axis=0, tiled=True)
     place = _place(axes, indices, num_rows)
-    total = jnp.zeros((num_rows, gradient.shape[2]), jnp.float32)
+    total = zeros_here((num_rows, gradient.shape[2]), gradient[0, 0, 0])
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
     others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
     if zero1 and (replicas := replica_axes(mesh)):
         total = jax.lax.psum_scatter(total, replicas, scatter_dimension=1, tiled=True)
         others = tuple(axis for axis in others if axis not in replicas)
     return jax.lax.psum(total, others) if others else total
+
+
+def zeros_here(shape: tuple[int, ...], of_now: Array) -> Array:
+    """Return zeros in float32 that are made where they are used.
+
+    XLA takes plain zeros out of a loop, keeps them through it, and copies them in every round.
+
+    Args:
+        of_now: a number that the code around has just computed.
+    """
+    return jnp.broadcast_to((of_now > jnp.inf).astype(jnp.float32), shape)  # nothing is, and XLA cannot know
 
 
 def mesh_of(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Mesh:
