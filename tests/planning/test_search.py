@@ -145,7 +145,13 @@ def test_the_search_ends_when_nothing_promises_a_saving():
     space = space_of(run, fleet)
     count = len(space.candidates)
     ones, seconds = np.ones(count), np.geomspace(1, 1e6, count)
-    flat = Estimates(memory_bound=ones, memory=ones, seconds_bound=ones * 1e-9, seconds=seconds)
+    flat = Estimates(
+        memory_bound=ones,
+        memory=ones,
+        seconds_bound=ones * 1e-9,
+        seconds=seconds,
+        seconds_fitting=seconds,
+    )
     search = Search(space.candidates, flat, np.full(count, 1e9))
     rows = []
     while (row := search.next()) is not None:

@@ -36,6 +36,7 @@ from meshwright.config import (
 )
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
+from meshwright.ledger import allowance, usable_bytes
 
 Column = NDArray[np.int64]
 
@@ -588,3 +589,17 @@ def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:
     except InputError:
         return False
     return True
+
+
+def room_of(fleet: Fleet, candidates: Candidates) -> NDArray[np.float64]:
+    """Return the bytes that each candidate's program may reserve, by the axes that need a communicator.
+
+    They are infinite where nothing is known of the fleet's memory.
+    """
+    usable = usable_bytes(fleet)
+    if usable is None:
+        return np.full(len(candidates), np.inf)
+    kinds = np.concatenate([candidates.sizes > 1, candidates.inner[:, None]], axis=1)
+    _, first, places = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    by_kind = [sum(allowance(fleet, candidates.layout(int(row)).axes).values()) for row in first]
+    return usable - np.array(by_kind, float)[places.ravel()]
