@@ -1,22 +1,21 @@
 """Score the planner's choice among layouts that were run: regret, rank correlation, refusals, noise floor.
-
-A group's rows are ordered as `plan` orders candidates before it compiles them: by the probability that they fit
-over the expected seconds (`planning.promise_of`), with the seconds and the memory of the program that ran them.
-The choice is the first in that order that ran: a plan's candidate that does not fit costs a compilation, and
-the next one follows. How many failed before the choice is reported beside it, and whether the very first did.
-Runs within 3 % of the best count as the best; `raw_regret` has no such allowance.
+A group's rows are ordered as `plan` orders candidates before it compiles them: by the probability that they
+fit over the expected seconds (`planning.promise_of`), with the seconds and the memory of the program that
+ran them. The choice is the first in that order that ran: a plan's candidate that does not fit costs a
+compilation, and the next one follows. How many failed before the choice is reported beside it, and whether
+the very first did. Runs within 3 % of the best count as the best; `raw_regret` has no such allowance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from _plan_rows import Group, Row
 from _sweep_memory import Memory, memory_of
-from _sweep_program import Numbers, Stacked
+from _sweep_program import FITTED, Numbers, Stacked
 from numpy.typing import NDArray
 
 from meshwright.planning import Form, promise_of, room_of
@@ -24,6 +23,12 @@ from meshwright.predict import machine_of
 
 TIED = 0.03  # of the best time: as good as the best (shared/facts/README.md)
 EXPERT_TENSOR, EXPERT_MICROBATCH = 8, 2
+# Parts of the rows in which the choice is harder: larger models have no layouts with less model parallelism.
+PARTS: Mapping[str, Callable[[Row], bool]] = {
+    "several stages": lambda row: row.stages > 1,
+    "tensor of 8 or more": lambda row: row.tensor >= 8,
+    "stages and tensor of 16 ways or more": lambda row: row.stages * row.tensor >= 16,
+}
 NOISES = (0.03, 0.05, 0.08)
 DRAWS = 2000
 
@@ -49,10 +54,8 @@ def price(group: Group) -> Priced:
     memory = memory_of(stacked, room_of(fleet, candidates))
     seconds = stacked.seconds()
     fits = np.ones(len(seconds)) if program.recompute else memory.fits  # all of vTrain's rows ran
-    promise = promise_of(seconds * stacked.risk(seconds), np.where(legal, fits, 0.0))
-    return Priced(
-        seconds=seconds, own_seconds=form.seconds(), legal=legal, promise=promise, memory=memory
-    )
+    promise = promise_of(seconds * stacked.risk(seconds), np.where(legal & stacked.stages.runs, fits, 0.0))
+    return Priced(seconds=seconds, own_seconds=form.seconds(), legal=legal, promise=promise, memory=memory)
 
 
 def choose(rows: Sequence[Row], promise: Numbers, among: Sequence[int]) -> int:
@@ -225,3 +228,22 @@ def summary_of(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def score(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return the scores of all groups in which at least two rows ran."""
     return [found for group in groups if (found := score_group(group)) is not None]
+
+
+def score_parts(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return mean and median regret where only a part of each group's rows may be chosen."""
+    found: list[dict[str, Any]] = []
+    for name, is_part in PARTS.items():
+        parts = [replace(group, rows=tuple(filter(is_part, group.rows))) for group in groups]
+        regrets = [each["regret"] for each in score([part for part in parts if part.rows])]
+        if regrets:
+            spreads = spread(regrets)
+            found.append({"part": name, "groups": len(regrets), **spreads})
+    return found
+
+
+def without_fitted(groups: Sequence[Group]) -> float:
+    """Return the mean regret with every fitted constant of the stack set to 0."""
+    zeros = dict.fromkeys(FITTED, 0.0)
+    bare = [replace(group, program=replace(group.program, **zeros)) for group in groups]
+    return float(np.mean([each["regret"] for each in score(bare)]))

@@ -1,12 +1,11 @@
 """Bound the memory of the public sweep's candidates as its program needs it, and say how likely they fit.
-
-A layer keeps at least what no gather makes again (the lower estimate), at most its two gathered inputs besides
-(the upper): the runs lie between them, and no column says where. Both count the fp32 master weights and moments
-(sharded with ZeRO-1), bf16 weights, fp32 and bf16 gradients, the saved activations of the microbatches in
-flight, and logits with their gradient on the head's stage. The stage that needs most counts. What a program may
-reserve is the planner's (`planning.room_of`): what the card's runtime allows, less context, kernels and NCCL.
-The lower estimate refuses, the upper warns, and a choice weighs the probability (`planning.promise_of`).
-Not counted: fragmentation, ZeRO-1's temporary buckets.
+A layer keeps at least what no gather makes again (the lower estimate), at most its two gathered inputs
+besides (the upper): the runs lie between them, and no column says where. Both count the fp32 master weights
+and moments (sharded with ZeRO-1), bf16 weights, fp32 and bf16 gradients, the saved activations of the
+microbatches in flight, and logits with their gradient on the head's stage. The stage that needs most
+counts. What a program may reserve is the planner's (`planning.room_of`): what the card's runtime allows,
+less context, kernels and NCCL. The lower estimate refuses, the upper warns, and a choice weighs the
+probability (`planning.promise_of`). Not counted: fragmentation, ZeRO-1's temporary buckets.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Model what the programs of the public layout sweeps do otherwise than ours, as stacks over `plan`'s estimates.
-
+"""Model what the programs of public layout sweeps do otherwise than ours: stacks over `plan`'s estimates.
 The planner's closed form (`meshwright.planning.Form`) prices a group's candidates: products, attention,
-collectives, memory passes, with the rates of `meshwright.predict`. A stack keeps its products and attention,
-and replaces or adds what another program does otherwise: kernels of its own, where the head is, how stages are
-filled, which messages wait. What is counted is read in that program's source. A constant that was read off the
-3B rows of the sweep is called *fitted* in `SOURCES`; no other number here was chosen in sight of a row.
+collectives, memory passes, with the rates of `meshwright.predict`. A stack keeps its products and
+attention, and replaces or adds what another program does otherwise: kernels of its own, where the head is,
+how stages are filled, which messages wait. What is counted is read in that program's source. A constant
+that was read off the 3B rows of the sweep is called *fitted* in `SOURCES`; no other number here was chosen
+in sight of a row.
 
-`SWEEP` is nanotron: 1F1B without interleaving, tensor parallelism with sequence-sharded norms and asynchronous
-collectives, gradients summed in fp32 and all-reduced once a step, ZeRO-0 or 1, eager kernels, no
-rematerialisation. `MEGATRON` is Megatron-DeepSpeed on A100 with full recomputation.
-Ranks: tensor innermost, then data, then stages (nanotron's `parallel/context.py`), as ours by default.
+`SWEEP` is nanotron: 1F1B without interleaving, tensor parallelism with sequence-sharded norms and
+asynchronous collectives, gradients summed in fp32 and all-reduced once a step, ZeRO-0 or 1, eager kernels,
+no rematerialisation. `MEGATRON` is Megatron-DeepSpeed on A100 with full recomputation. Ranks: tensor
+innermost, then data, then stages (nanotron's `parallel/context.py`), as ours by default.
 
-Memory is in `_sweep_memory.py`. Not counted: noise; what makes a third of the runs with stages over hosts wait
-is not known, and counts as a risk (`Stacked.risk`).
+Memory is in `_sweep_memory.py`. Not counted: noise; what makes a third of the runs with stages over hosts
+wait is not known, and counts as a risk (`Stacked.risk`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ SOURCES = {
     "hidden_share": "the backward pass of one microbatch, two thirds of its FLOPs, hides the reduction",
     "hop_inside_seconds, hop_between_seconds": "NCCL's tuner table: ring, Simple, NVLink and network",
     "host_layer_seconds": "vTrain's rows of small layers: 3.6 ms with a repeated forward pass, 3/4 without",
-    "tensor_hop_seconds": "fitted: 3B's rows with tensor over 2 and 4 hosts and one stage, per step of a ring",
+    "tensor_hop_seconds": "fitted: 3B's rows with one stage and tensor over 2 or 4 hosts, per step of a ring",
     "message_seconds": "fitted by eye to 3B's rows with stages",
     "host_tensor_seconds, host_tensor_stage_seconds": "fitted: the least that a layer of 3B took, by tensor: "
     "9.6, 14.8 and 24 ms for 2, 4 and 8 with stages over hosts, whatever the microbatch",
@@ -133,6 +133,11 @@ SOURCES = {
     "hosts and tensor inside them waited so long for each microbatch, for which no column shows a cause",
     "products, attention, collectives": "meshwright.planning.Form, with the rates of meshwright.predict",
 }
+
+FITTED = tuple(
+    name for names, source in SOURCES.items() for name in names.split(", ") if source.startswith("fitted")
+)
+"""The constants that were read off 3B's rows."""
 
 SWEEP = Program()
 # vTrain's runs: Megatron without sequence sharding, so that norms, residuals and dropout are whole on each
@@ -336,7 +341,7 @@ class Stacked:
         return products, self._copied(passed + program.gradient_bytes * shape.head_parameters / form.tensor)
 
     def _reduction(self, dearest: Numbers) -> Numbers:
-        """Return the exposed seconds of the all-reduce over data of the largest stage, and ZeRO-1's gather."""
+        """Return the exposed seconds of the all-reduce over data of the largest stage, and a gather."""
         form, program, shape = self.form, self.program, self.shape
         weights, most = self._weights, self.stages.layers.max(1)
         hosts = form.data / form.members[:, DATA]

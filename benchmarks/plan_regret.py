@@ -1,15 +1,15 @@
 """Score the planner's choice of layout against public sweeps in which every layout was run.
-
 Run: python benchmarks/plan_regret.py [--csv FILE] [--vtrain FILE] [--json] [--record].
 --csv: rows as ../shared/facts/ultrascale_sweep_3b.csv has them (nanotron on H100; models 1B, 3B, 8B, 80B).
 --vtrain: rows as ../shared/facts/vtrain_multi.csv has them (Megatron-DeepSpeed on A100, full recomputation).
-For each model and number of nodes (1 to 32) the layouts that somebody ran are candidates of `plan`: its space,
-its closed form, its order (probability of fitting over expected seconds), with what the other program does
-otherwise as a stack (_sweep_program.py, _sweep_memory.py). Regret: how much longer the choice took than the best
-layout, 0 within 3 %. The choice is the first in that order that ran, as what a plan compiles is known to fit or
-not; how many failed before it is printed. "Own": the regret if our own program's seconds chose, without a stack.
-False refusals: share of the rows that ran of which we say that they do not fit. Missed refusals: share of the
-rows that failed of which we say that they fit with 10 % to spare. The order of the rows has no effect.
+For each model and number of nodes (1 to 32) the layouts that somebody ran are candidates of `plan`: its
+space, its closed form, its order (probability of fitting over expected seconds), with what the other
+program does otherwise as a stack (_sweep_program.py, _sweep_memory.py). Regret: how much longer the choice
+took than the best layout, 0 within 3 %. The choice is the first in that order that ran, as what a plan
+compiles is known to fit or not; how many failed before it is printed. "Own": the regret if our own
+program's seconds chose, without a stack. False refusals: share of the rows that ran of which we say that
+they do not fit. Missed refusals: share of the rows that failed of which we say that they fit with 10 % to
+spare. The order of the rows has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from _plan_scores import (
     TIED,
     noise_floor,
     score,
+    score_parts,
     summary_of,
+    without_fitted,
 )
 from _record import ROOT, write_record
 from _sweep_program import MEGATRON, SOURCES, SWEEP
@@ -39,7 +41,7 @@ from meshwright.units import aligned
 
 SCHEMA = 1
 FACTS = ROOT.parent / "shared" / "facts"
-LISTED = ("schema", "groups", "megatron", "noise_floor")  # in the record as tables, or not at all
+LISTED = ("schema", "groups", "parts", "megatron", "noise_floor")  # in the record as tables, or not at all
 GROUP_KEYS = ("model", "nodes", "layouts", "choice", "best", "regret", "rank_correlation")
 MEMORY_SOURCES = {
     "SPARE_SHARE": "judgement",
@@ -83,6 +85,8 @@ def answer_of(groups: Sequence[Group], left_out: int, megatron: Sequence[Group])
         "schema": SCHEMA,
         "groups": scored,
         **summary_of(scored),
+        "mean_regret_without_fitted": without_fitted(groups),
+        "parts": score_parts(groups),
         "rows_left_out": left_out,
         "noise_floor": noise_floor(groups),
     }
@@ -187,7 +191,15 @@ def print_answer(answer: dict[str, Any]) -> None:
         f"\nregret if our own program's seconds chose: {percent(answer['own_program_regret'])} % mean"
         f"\nchoices worse than the expert's rule: {', '.join(answer['worse_than_expert']) or 'none'}"
         f"\nrows left out: {answer['rows_left_out']}"
+        f"\nregret without the constants that are fitted to 3B: "
+        f"{percent(answer['mean_regret_without_fitted'])} % mean"
     )
+    lines = [
+        (part["part"], str(part["groups"]), *(percent(part[n]) for n in ("mean", "median", "p90", "max")))
+        for part in answer["parts"]
+    ]
+    header = ("if only these may be chosen: regret in %", "groups", "mean", "median", "p90", "max")
+    print("\n" + aligned(header, lines, right=header[1:]))
     print(
         "\nA planner that knows every expected time, at noise of so much (regret in %, share of draws in %)"
     )
@@ -232,6 +244,7 @@ def record(answer: dict[str, Any], command: str) -> Path:
                 }
                 for group in worst
             ],
+            "part": answer["parts"],
             "noise_floor": answer["noise_floor"],
             "megatron_group": [{k: v for k, v in group.items() if v is not None} for group in others],
         },

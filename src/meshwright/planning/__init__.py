@@ -17,6 +17,7 @@ from ._search import fitting_probability as fitting_probability
 from ._search import promise_of as promise_of
 from ._space import Candidates as Candidates
 from ._space import Space as Space
+from ._space import candidates_of as candidates_of
 from ._space import knobs_of_run as knobs_of_run
 from ._space import parsed_knobs as parsed_knobs
 from ._space import room_of as room_of

@@ -102,8 +102,8 @@ class Estimates:
     """Columns, a row for each candidate: bytes of one device and seconds of a step.
 
     `memory_bound` and `seconds_bound` are never above the compiled program's reserved bytes and predicted
-    seconds; `memory` and `seconds` are near them. `seconds_fitting`: the seconds if the program fits, whatever
-    `memory` says; where it says more than a device has, `seconds` are those of a program that does not.
+    seconds; `memory` and `seconds` are near them. `seconds_fitting`: the seconds if the program fits,
+    whatever `memory` says; where it says more than a device has, `seconds` are those of one that does not.
     """
 
     memory_bound: Numbers
@@ -449,8 +449,9 @@ class Form:
     def _is_over_memory(self) -> NDArray[np.bool_]:
         """Return whether the estimate of a candidate's memory exceeds what a device has."""
         room = self.machine.memory_bytes
-        is_unknown = self.fits or room is None
-        return np.zeros(len(self.tokens), bool) if is_unknown else self.memory() > room
+        if self.fits or room is None:
+            return np.zeros(len(self.tokens), bool)
+        return self.memory() > room
 
     def _at_most(self, share: float) -> Numbers:
         """Return the share that computation hides at most; 0 where a candidate needs too much memory."""

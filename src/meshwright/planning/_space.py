@@ -192,6 +192,36 @@ class Space:
         return next((row for row in rows if found.layout(row) == named), None)
 
 
+def candidates_of(runs: Sequence[RunConfig]) -> Candidates:
+    """Return runs as candidates, whether or not a plan would try them; each has a layout of its whole fleet.
+
+    >>> from meshwright.config import load_config
+    >>> run = load_config("llama3-8b", ["layout=fsdp=4,tensor=2", "remat=full"])
+    >>> candidates_of([run]).words(0)
+    'microbatch 128, remat full'
+    """
+    layouts = [Layout.parse(run.layout) for run in runs]
+    micro = [
+        run.batch.microbatch_sequences or run.batch.sequences // max(layout.num_replicas, 1)
+        for run, layout in zip(runs, layouts, strict=True)
+    ]
+    inner = [
+        AXES.index(layout.axes[-1][0])
+        if [axis for axis, _ in layout.axes] != [axis for axis in AXES if layout.size(axis) > 1]
+        else TENSOR
+        for layout in layouts
+    ]
+    return Candidates(
+        sizes=np.array([[layout.size(axis) for axis in AXES] for layout in layouts], np.int64),
+        inner=np.array(inner, np.int64),
+        microbatch=np.array(micro, np.int64),
+        settings={
+            name: np.array([values.index(str(getattr(run, name)).lower()) for run in runs], np.int64)
+            for name, values in SETTINGS.items()
+        },
+    )
+
+
 def settings_words(overrides: Mapping[str, Any]) -> str:
     """Return the settings of a candidate, from `Candidates.overrides`, in words.
 
