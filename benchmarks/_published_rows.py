@@ -21,7 +21,7 @@ from _published_stacks import Stack, stack_of
 from _sweep_program import MEGATRON
 from pydantic import ValidationError
 
-from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
+from meshwright.config import Layout, RunConfig, TransformerModel, check_layout, in_order
 from meshwright.errors import InputError
 from meshwright.hardware import Chip, Fleet, Link, find_chip
 
@@ -62,6 +62,16 @@ COLUMNS = [
     "tflops_per_device",
     "notes",
 ]
+# What was measured: no part of a prediction, and not to be read where a row is sealed.
+MEASURED = (
+    "step_time_s",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu",
+    "hfu",
+    "peak_mem_gib_per_device",
+)
+INPUTS = ("source", "date", *(column for column in COLUMNS if column not in MEASURED))
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
 LONGEST_STANDARD, SMALLEST_STANDARD = 16384, 0.7e9
 STATE_BYTES = 16  # per parameter: float32 parameter, gradient and two moments, the least our step holds
@@ -78,6 +88,7 @@ class Expressed:
     """A row as a run of ours. `standard`: stock chip, stated remat, length and size as in the record.
 
     `stack`: what the row's framework does otherwise. `unfused`: its attention writes the scores to memory.
+    `measured`: seconds of its step; None where no measured column was read.
     """
 
     id: str
@@ -90,9 +101,16 @@ class Expressed:
     heads: int  # the row's own: the program may have others where attention is priced apart
     attention_kernel: str  # as `predict` names it
     remat_stated: bool
-    measured_seconds: float
     standard: bool
     notes: tuple[str, ...]
+    measured: float | None = None
+
+    @property
+    def measured_seconds(self) -> float:
+        """The measured seconds of a step, of a row whose measured columns were read."""
+        if self.measured is None:
+            raise ValueError(f"{self.id}: no measured column was read; `express_measured` reads them")
+        return self.measured
 
 
 # vTrain's columns, and the survey's. Its runs are Megatron-DeepSpeed's with full recomputation, on A100s
@@ -121,16 +139,22 @@ _VTRAIN_SHARED = {
 }
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path: Path, *, blind: bool = False) -> list[dict[str, str]]:
     """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
 
-    vTrain's are translated, and numbered as they stand.
+    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they stand.
+    `blind`: nothing is kept of a row but what goes into its prediction (`INPUTS`).
     """
+    kept = {*INPUTS, *(MEGATRON_COLUMNS[name] for name in _VTRAIN)} if blind else None
     if path.suffix == ".toml":
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))["run"]
-        return [{key: str(value) for key, value in entry.items()} for entry in entries]
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = [{**told.get("every", {}), **entry} for entry in told["run"]]
+        return [{key: str(v) for key, v in row.items() if kept is None or key in kept} for row in entries]
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
+        rows = [
+            {key: value or "" for key, value in row.items() if key and (kept is None or key in kept)}
+            for row in csv.DictReader(file)
+        ]
     return [
         _from_vtrain(path, number, row) if MEGATRON_COLUMNS["gpus"] in row else row
         for number, row in enumerate(rows, 1)
@@ -139,19 +163,21 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def _from_vtrain(path: Path, number: int, row: Mapping[str, str]) -> dict[str, str]:
     found = {ours: row[MEGATRON_COLUMNS[name]] for name, ours in _VTRAIN.items()}
+    milliseconds = row.get(MEGATRON_COLUMNS["milliseconds"])
+    measured = {"step_time_s": str(float(milliseconds) / 1e3)} if milliseconds else {}
     return {
         **_VTRAIN_SHARED,
         **found,
         "id": f"{path.stem.replace('_', '')}-{number:03}",
         "d_ff": str(4 * int(found["d_model"])),
-        "step_time_s": str(float(row[MEGATRON_COLUMNS["milliseconds"]]) / 1e3),
+        **measured,
     }
 
 
 def configuration_of(row: Row) -> tuple[str, ...]:
     """Return what makes two rows of one source one configuration: all but date, figures and notes."""
-    measured = {"id", "date", "step_time_s", "tokens_per_s_per_device", "tflops_per_device", "notes"}
-    return (row.get("source", ""), *((row.get(column) or "") for column in COLUMNS if column not in measured))
+    told = [column for column in COLUMNS if column not in ("id", "notes", *MEASURED)]
+    return (row.get("source", ""), *((row.get(column) or "") for column in told))
 
 
 def source_of(row: Row) -> str:
@@ -160,12 +186,12 @@ def source_of(row: Row) -> str:
 
 
 def express(row: Row) -> Expressed:
-    """The run of ours that a row comes nearest to.
+    """The run of ours that a row comes nearest to; no measured column has a part in it.
 
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
-    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS})
+    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS if column in INPUTS})
     _refuse_other_programs(row)
     notes: list[str] = []
     stack = stack_of(source_of(row), row["model"])
@@ -177,7 +203,6 @@ def express(row: Row) -> Expressed:
     layout, zero1 = _layout(row, fleet, parameters, notes)
     batch = _batch(row, layout)
     remat, stated = _remat(row, notes)
-    measured = _measured(row, model, batch, remat)
     config = RunConfig.model_validate(
         {
             "name": row["id"],
@@ -217,10 +242,24 @@ def express(row: Row) -> Expressed:
         heads=_number(row, "n_heads", "dimensions"),
         attention_kernel=_attention_kernel(row, stack),
         remat_stated=stated,
-        measured_seconds=measured,
         standard=standard,
         notes=tuple(notes),
     )
+
+
+def express_measured(row: Row) -> Expressed:
+    """The run of ours that a row comes nearest to, with the seconds that were measured.
+
+    Raises:
+        InexpressibleError: as `express`, or the row prints nothing that tells its seconds.
+    """
+    return with_measured(express(row), row)
+
+
+def with_measured(run: Expressed, row: Row) -> Expressed:
+    """Return the run of a row with the seconds that were measured."""
+    told = {column: (row.get(column) or "").strip() for column in COLUMNS}
+    return dataclasses.replace(run, measured=_measured(told, run.config))
 
 
 def _scripts_of(row: Row) -> Iterator[dict[str, Any]]:
@@ -461,7 +500,8 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
 
     ZeRO-1 and ZeRO-2 (distributed optimizer, SHARD_GRAD_OP) gather and reduce once where FSDP gathers twice.
     With one microbatch: fsdp inside a node, over fast links, with data across nodes sends as much between
-    nodes as they. With several, or in a pipeline: replicas whose optimizer is sharded, as they are.
+    nodes as they. With several, in a pipeline, or over context: replicas whose optimizer is sharded over
+    both, as they are (Megatron-LM, parallel_state.py: the optimizer's group is data parallel with context).
     """
     words = row["sharding"].lower()
     counts = {axis: _count(row, column) for axis, column in _COUNTED.items()}
@@ -473,22 +513,23 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     held = STATE_BYTES * parameters / (counts["tensor"] * counts["stage"])
     if "nnscaler" in words or "autodist" in words or (not words and replicas > 1):
         raise InexpressibleError("layout not stated")
-    fsdp, zero1 = 1, False
+    fsdp, zero1, sharing = 1, False, replicas * counts["context"]
     if re.search(r"zero-?1|zero-?2|distributed.optimizer|shard_grad_op|fsdp column not given", words):
         each = _sequences(row, replicas)
-        if counts["stage"] > 1 or _microbatch(row, each) < each:
-            zero1 = replicas > 1
+        if counts["stage"] * counts["context"] > 1 or _microbatch(row, each) < each:
+            zero1 = sharing > 1
         else:
             fsdp = _inside_nodes(fleet, counts["tensor"] * counts["context"], replicas, held / (0.8 * memory))
-        if replicas > 1:
-            taken = f"data={replicas} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
+        if sharing > 1:
+            shared = f"data={replicas},context={counts['context']}".removesuffix(",context=1")
+            taken = f"{shared} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
             notes.append(f"{row['sharding']} taken as {taken}")
     elif re.search(r"fsdp|zero-?3|full_shard|hsdp", words):
         fsdp = _count(row, "fsdp") if row["fsdp"] else replicas
     if replicas % fsdp:
         raise InexpressibleError("its axes do not multiply to its devices")
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
-    if held / fsdp * ((4 + 12 / replicas) / 16 if zero1 else 1) > memory:
+    if held / fsdp * ((4 + 12 / sharing) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
     sizes = {"stage": counts["stage"], "data": replicas // fsdp, "fsdp": fsdp, **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
@@ -547,9 +588,10 @@ def _gradient_sum(row: Row, precision: str) -> str:
     return known
 
 
-def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], remat: str) -> float:
+def _measured(row: Row, config: RunConfig) -> float:
     """Return the row's seconds of a step: printed, or by its tokens or FLOPs a second."""
-    tokens = batch["sequences"] * batch["sequence_length"]
+    batch, model = config.batch, config.model
+    tokens = batch.sequences * batch.sequence_length
     if row["step_time_s"]:
         return _float(row["step_time_s"], "step_time_s")
     devices = _number(row, "n_devices", "number of devices")
@@ -558,8 +600,11 @@ def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], r
     convention = ASSUMED["flops"].get(source_of(row))
     if not row["tflops_per_device"] or convention is None:
         raise InexpressibleError("neither step time nor tokens per second printed")
-    ours, length = TransformerModel.model_validate(model), batch["sequence_length"]
-    counted = _maxtext_flops(ours, length) if convention == "maxtext" else _counted_flops(ours, length, remat)
+    assert isinstance(model, TransformerModel), "every row is a Transformer"
+    if convention == "maxtext":
+        counted = _maxtext_flops(model, batch.sequence_length)
+    else:
+        counted = _counted_flops(model, batch.sequence_length, config.remat)
     flops = tokens * counted
     return flops / (1e12 * _float(row["tflops_per_device"], "tflops_per_device") * devices)
 
@@ -585,6 +630,59 @@ def _maxtext_flops(model: TransformerModel, length: int) -> float:
     return 3 * (2 * model.num_matmul_parameters + attention)
 
 
+_QKV = ("query", "key", "value")
+# The results of a block by the names of MaxText (layers/attentions.py, layers/linears.py) and of Praxis
+# (layers/checkpoint_policy.py), without "_proj". A block's input is always kept.
+_RESULTS_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    **{name: _QKV for name in ("qkv", "combined_qkv")},
+    **{name: ("query",) for name in ("q", "query")},
+    **{name: ("key",) for name in ("k", "key")},
+    **{name: ("value",) for name in ("v", "value")},
+    **{name: ("context",) for name in ("context", "encoded")},
+    **{name: ("out",) for name in ("o", "out")},
+    "mlpwi": ("mlp_gate", "mlp_up"),
+    "mlpwi_0": ("mlp_gate",),
+    "mlpwi_1": ("mlp_up",),
+    "mlpwo": ("mlp_out",),
+    **{name: () for name in ("layer input", "decoder_layer_input", "iteration_input")},
+}
+# Policies whose names do not list what they save (MaxText's layers/decoders.py, Praxis).
+_LISTS_ELSEWHERE = {
+    "save_dot_except_mlp": (*_QKV, "out"),
+    "save_dot_except_mlpwi": (*_QKV, "out", "mlp_out"),
+    "save_dot_with_context_except_mlp": (*_QKV, "context", "out"),
+    "save_dot_for_mlperf_200b": (*_QKV, "context", "out"),
+}
+_ONE_RESULT = re.compile(
+    "|".join(rf"{name}(?:_proj)?" for name in sorted(_RESULTS_ELSEWHERE, key=len, reverse=True))
+)
+
+
+def _results_kept(words: str) -> tuple[str, ...] | None:
+    """Return the results that a policy lists, by name or as "custom: ... on device"; None if it is no list.
+
+    A list of an unknown name is None too. What its words recompute is not kept.
+    """
+    if words in _LISTS_ELSEWHERE:
+        return _LISTS_ELSEWHERE[words]
+    if words.startswith("save_"):
+        parts = [words.removeprefix("save_")]
+    elif words.startswith("custom"):
+        parts = re.sub(r"^custom\W*", "", words).split(",")
+    else:
+        return None
+    found: list[str] = []
+    for part in parts:
+        again = re.search(r"\b(recompute\w*|remat\w*)$", part)
+        left = re.sub(r"\b(saved|on device|recompute\w*|remat\w*)", "", part)
+        names = _ONE_RESULT.findall(left)
+        if re.sub(r"[\s_/+]|and", "", _ONE_RESULT.sub(" ", left)) or not names:
+            return None
+        for name in names:
+            found += () if again else _RESULTS_ELSEWHERE[name.removesuffix("_proj")]
+    return tuple(dict.fromkeys(found))
+
+
 def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
@@ -599,8 +697,10 @@ def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     if _keeps_inputs_on_host(row) and "offload" in words:
         notes.append(f"{row['act_ckpt']} taken as full, with the blocks' inputs on the host")
         return "full", True
-    if "custom" in words or "qkv" in words:
-        raise InexpressibleError("rematerialisation of its own kind")
+    if (results := _results_kept(words)) is not None:
+        kept = in_order(results) if results else "full"
+        notes.append(f"{row['act_ckpt']} taken as {kept}")
+        return kept, True
     if words.startswith("full"):
         return "full", True
     if every := re.search(r"every (\d+)", words):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +12,7 @@ import numpy as np
 from _published_interval import interval_of
 from _published_rows import ASSUMED, Expressed
 from _published_stacks import is_reduction, otherwise
+from _row_kinds import UNDECLARED, counted, in_words, kind_in, kind_of, undeclared_sources
 
 import meshwright as mw
 from meshwright.errors import CompileError, InputError
@@ -23,25 +21,43 @@ from meshwright.hlo import Executions
 from meshwright.ledger import executions_in
 from meshwright.predict import Interval, machine_of, prediction_of
 from meshwright.predict._rates import sustained_share
-from meshwright.predict._tables import runs
-from meshwright.predict._walk import walk
+from meshwright.predict._walk import AS_IT_IS, Variation, walk
 from meshwright.units import aligned
 
-FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
-ROUNDED = 1e-3  # what parts of five digits may add up to
+WIDE_GATHERS = Variation(lengthened={"all-gather[fsdp]": 2.0})  # 16 bits of a weight where ours sends 8
 ROOM = 1.2  # more than our program takes, so that the scheduler need not save
 
 
 def score(row: Expressed) -> dict[str, Any]:
-    """The row's prediction beside its measurement; `failed` where the step could not be compiled.
+    """The row's prediction beside its measurement; `failed` where the step could not be compiled."""
+    return compared(predicted(row), row.measured_seconds)
+
+
+def compared(told: Mapping[str, Any], measured_seconds: float) -> dict[str, Any]:
+    """Return a row's prediction with its measurement beside it; without an error where it has failed.
 
     `error`: predicted / measured - 1. `holds`: the measured time lies in the 90 % interval;
     absent where none is given.
     """
+    found = {**told, "measured_seconds": _short(measured_seconds)}
+    if "failed" in told:
+        return found
+    found["error"] = round(told["predicted_seconds"] / measured_seconds - 1, 5)
+    if "low_seconds" in told:
+        found["holds"] = told["low_seconds"] <= measured_seconds <= told["high_seconds"]
+    return found
+
+
+def predicted(row: Expressed) -> dict[str, Any]:
+    """The row's prediction, without a look at its measurement; `failed` where the step could not be compiled.
+
+    `reserved_gib`: what our program takes from a device's allocator.
+    """
     told: dict[str, Any] = {
         "id": row.id,
         "source": row.source,
+        "kind": kind_of(row.id),
         "chip": row.fleet.chip.name,
         "num_devices": row.fleet.num_devices,
         "scale": scale_of(row.fleet.num_devices),
@@ -49,65 +65,43 @@ def score(row: Expressed) -> dict[str, Any]:
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
         "stack": row.stack.name,
+        "software": row.stack.software,
+        "products": row.stack.products,
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
-        "measured_seconds": _short(row.measured_seconds),
         "notes": list(row.notes),
     }
     try:
         weighed, told["remat"] = weighed_run(row, told["notes"])
+        told["reserved_gib"] = round(weighed.ledger.memory.reserved_bytes / 2**30, 2)
         executions = executions_in(weighed.folder, weighed.compiled)
         found = _predicted(row, weighed, executions)
-        if told["sustained"]:
-            tried = {f: _predicted(row, weighed, executions, f) for f in FACTORS_TRIED} | {1.0: found}
-            seconds = {str(factor): tried[factor]["predicted_seconds"] for factor in sorted(tried)}
-            found = {**found, "seconds_by_factor": seconds}
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     return {**told, **found}
 
 
-def _predicted(
-    row: Expressed, weighed: mw.Weighing, executions: Executions, factor: float = 1.0
-) -> dict[str, Any]:
-    """Return the row's error and its parts, if products at the sustained figure took `factor` times as long.
+def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> dict[str, Any]:
+    """Return the row's seconds and parts.
 
     No calibration of this machine's has a part in it; the row's own chip and attention kernel have.
     """
-    with _slower_products(factor):
-        machine = machine_of(row.fleet, None, row.attention_kernel)
-        walked = walk(machine, executions, weighed.compiled.mesh_axes)
-        prediction = prediction_of(
-            machine,
-            walked,
-            weighed.ledger,
-            num_devices=row.fleet.num_devices,
-            tokens_per_step=weighed.compiled.tokens_per_step,
-        )
-        whole = None
-        if row.stack.waits_for_reductions:
-            whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
-        found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
+    machine = machine_of(row.fleet, None, row.attention_kernel)
+    wide = row.stack.wide_gathers and row.config.precision == "fp8"
+    walked = walk(machine, executions, weighed.compiled.mesh_axes, WIDE_GATHERS if wide else AS_IT_IS)
+    prediction = prediction_of(
+        machine,
+        walked,
+        weighed.ledger,
+        num_devices=row.fleet.num_devices,
+        tokens_per_step=weighed.compiled.tokens_per_step,
+    )
+    whole = None
+    if row.stack.waits_for_reductions:
+        whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
+    found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
     found["recomputed_seconds"] = {name: _short(seconds) for name, seconds in walked.recomputed.items()}
     return found if whole is None else {**found, "whole_seconds": whole}
-
-
-_SUSTAINED = threading.Lock()  # rows are scored in threads, which share the figures
-
-
-@contextmanager
-def _slower_products(factor: float) -> Iterator[None]:
-    """Divide all sustained figures by `factor` inside the block, in which no other thread predicts."""
-    figures = runs()["sustained"].values()
-    with _SUSTAINED:
-        before = [figure["flops_per_second"] for figure in figures]
-        try:
-            for figure, flops_per_second in zip(figures, before, strict=True):
-                figure["flops_per_second"] = flops_per_second / factor
-            yield
-        finally:
-            for figure, flops_per_second in zip(figures, before, strict=True):
-                figure["flops_per_second"] = flops_per_second
 
 
 def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,15 +118,15 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
     found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
-    if not math.isclose(told["predicted_seconds"], found["predicted_seconds"], rel_tol=ROUNDED):
-        told = {key: value for key, value in told.items() if key != "seconds_by_factor"}  # of another model
-    return {**told, "stack": row.stack.name, **found}
+    stack = {"stack": row.stack.name, "software": row.stack.software, "products": row.stack.products}
+    told = {**told, "kind": kind_of(row.id), **stack, **found}
+    return compared(told, row.measured_seconds)
 
 
 def _with_stack(
     row: Expressed, ours: Interval, exposed: Mapping[str, float], whole: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    """Return the error of our program's seconds with what the row's stack does otherwise."""
+    """Return our program's seconds with what the row's stack does otherwise."""
     added = otherwise(
         row.stack,
         config=row.config,
@@ -146,23 +140,18 @@ def _with_stack(
     )
     seconds = ours.times(1 + sum(added.values()) / ours.expected)
     return {
-        "error": round(seconds.expected / row.measured_seconds - 1, 5),
         "predicted_seconds": _short(seconds.expected),
-        **_ends(seconds, row.measured_seconds),
+        **_ends(seconds),
         "exposed_seconds": {name: _short(each) for name, each in exposed.items()},
         "otherwise_seconds": {reason: _short(each) for reason, each in added.items()},
     }
 
 
-def _ends(seconds: Interval, measured_seconds: float) -> dict[str, Any]:
-    """The interval's ends, and whether it holds the measured time; nothing where an end is not known."""
+def _ends(seconds: Interval) -> dict[str, float]:
+    """The interval's ends; nothing where an end is not known."""
     if seconds.low is None or seconds.high is None:
         return {}
-    return {
-        "low_seconds": _short(seconds.low),
-        "high_seconds": _short(seconds.high),
-        "holds": seconds.low <= measured_seconds <= seconds.high,
-    }
+    return {"low_seconds": _short(seconds.low), "high_seconds": _short(seconds.high)}
 
 
 def _short(seconds: float) -> float:
@@ -225,20 +214,30 @@ def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def summary_of(scored: list[dict[str, Any]]) -> dict[str, Any]:
     """`spread` of all rows, of the standard ones, and by source, chip and scale; what failed.
 
-    `interval`: what these rows ask of the interval of chips with a sustained figure.
+    `kinds`: how many rows are fitted, seen and sealed. Where there are several kinds, each has groups of its
+    own, and only "all" has rows of several. `interval`: what these rows ask of the interval of chips with a
+    sustained figure.
     """
     rows = [row for row in scored if "error" in row]
     summary: dict[str, Any] = {
         "failed": {row["id"]: row["failed"] for row in scored if "failed" in row},
+        "kinds": counted(rows),
     }
+    if unknown := undeclared_sources(rows):
+        summary["undeclared"] = unknown
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
+        of_kind = f", {kind_in(row)}" if len(summary["kinds"]) > 1 else ""
         groups["all"].append(row)
+        if of_kind:
+            groups[f"all{of_kind}"].append(row)
         if row["standard"]:
-            groups["standard"].append(row)
+            groups[f"standard{of_kind}"].append(row)
         for key in ("source", "chip", "scale"):
-            groups[f"{key} {row[key]}"].append(row)
-    summary["spread"] = {name: spread(groups[name]) for name in sorted(groups)}
+            groups[f"{key} {row[key]}{of_kind}"].append(row)
+    summary["spread"] = {
+        name: {**spread(groups[name]), "kind": in_words(counted(groups[name]))} for name in sorted(groups)
+    }
     if sustained := [row for row in rows if row["sustained"]]:
         summary["interval"] = interval_of(sustained)
     return summary
@@ -246,31 +245,17 @@ def summary_of(scored: list[dict[str, Any]]) -> dict[str, Any]:
 
 def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summary: dict[str, Any]) -> None:
     """Every row, the groups, what failed, and how many rows could not be expressed and why."""
-    rows = sorted((r for r in scored if "error" in r), key=lambda r: r["error"])
-    header = ("id", "chip", "devices", "layout", "remat", "measured s", "predicted s", "error %", "holds", "")
-    lines = [
-        (
-            row["id"],
-            row["chip"],
-            str(row["num_devices"]),
-            row["layout"],
-            row["remat"],
-            f"{row['measured_seconds']:.3f}",
-            f"{row['predicted_seconds']:.3f}",
-            f"{100 * row['error']:+.1f}",
-            {True: "yes", False: "no", None: "none given"}[row.get("holds")],
-            "standard" if row["standard"] else "",
-        )
-        for row in rows
-    ]
-    print(aligned(header, lines, right=("devices", *header[5:8])))
+    _print_rows([row for row in scored if "error" in row])
     print("\nErrors in %: median and 90th percentile of their size, the median signed, intervals that hold")
     names = ("rows", "median", "p90", "largest", "bias", "holds")
     lines = [
-        (name, str(found["rows"]), *(f"{100 * found[n]:.1f}" for n in names[1:]))
+        (name, found["kind"], str(found["rows"]), *(f"{100 * found[n]:.1f}" for n in names[1:]))
         for name, found in summary["spread"].items()
     ]
-    print(aligned(("group", *names), lines, right=names))
+    print(aligned(("group", "kind", *names), lines, right=names))
+    if unknown := summary.get("undeclared"):
+        where = "Say in benchmarks/row_kinds.toml whether these are seen or fitted."
+        print(f"\n{UNDECLARED}: {', '.join(unknown)}. {where}")
     if found := summary.get("interval"):
         words = f"Nine in ten of {found['rows']:.0f} rows took {found['low']} to {found['high']}"
         print(f"\n{words} of what was predicted")
@@ -281,3 +266,25 @@ def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summ
         print(f"failed: {name}: {why}")
     print("\nNot expressible")
     print(aligned(("rows", "why"), [(str(len(ids)), why) for why, ids in others.items()], right=("rows",)))
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    seconds = ("measured s", "predicted s", "error %")
+    header = ("id", "kind", "chip", "devices", "layout", "remat", *seconds, "holds", "")
+    lines = [
+        (
+            row["id"],
+            kind_in(row),
+            row["chip"],
+            str(row["num_devices"]),
+            row["layout"],
+            row["remat"],
+            f"{row['measured_seconds']:.3f}",
+            f"{row['predicted_seconds']:.3f}",
+            f"{100 * row['error']:+.1f}",
+            {True: "yes", False: "no", None: "none given"}[row.get("holds")],
+            "standard" if row["standard"] else "",
+        )
+        for row in sorted(rows, key=lambda row: row["error"])
+    ]
+    print(aligned(header, lines, right=("devices", *seconds)))

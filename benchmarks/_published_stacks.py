@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from _published_sizes import Sizes
+from _published_tensor import seconds_in_pieces
 from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
@@ -31,12 +33,16 @@ BACKWARD_PASSES = 9.5
 # it reads the gradient, the softmax and the mask, and writes.
 FUSED_FORWARD_PASSES = 5.5
 FUSED_BACKWARD_PASSES = 7.5
-# Bytes of a layer's elementwise kernels by token, where each writes its 8-bit result twice, as it is and
-# transposed: by the width, by the width of keys, by the MLP's. Forward: two norms 4 each, rotary 4 + 4,
-# attention's output 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: the gradients of the outputs of
-# MLP and attention 4 each, SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8,
-# two norms 8 and two residual sums 6 each.
-FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 72.0, 16.0, 16.0, 10.0
+# Bytes of a layer's elementwise kernels in Transformer Engine and Megatron Core by token: by the width, by the width of
+# keys, by the MLP's. An 8-bit result is written twice, as it is and transposed, which is as much as one in 16 bits.
+# Forward: two norms 4 each, rotary 4 + 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: SwiGLU 10 (GELU 6),
+# rotary 4 + 4, gradients of queries 4, of keys and values 8, two norms 8 and two residual sums 6 each.
+FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 60.0, 16.0, 16.0, 10.0
+# In 8 bits besides, by the width: attention's output 4, the gradients of the outputs of MLP and attention 4 each.
+CAST_WIDTH_BYTES = 12.0
+# With dropout, by the width: each of two residual sums writes a mask of one byte. Backward, each reads the gradient and
+# the mask, and writes.
+DROPOUT_WIDTH_BYTES = 12.0
 # Bytes of a layer's elementwise kernels in llm.c by token, by its train_gpt2.cu without recomputation.
 # By the width: two kernels forward that add a residual and normalise (each reads 2 arrays and writes 2), two
 # norms backward (read 3, write 1), and sums for the biases of queries, of attention's output and of the
@@ -66,23 +72,28 @@ HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which r
 class Stack:
     """What a framework does otherwise than our program.
 
+    `products`: the share that its products reach of what the chip sustains; its software's in the file.
     `unfused_attention`: it writes the scores, unless a row says that its attention is fused;
     `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
     elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
     whole, so that it all-reduces them. `waits_for_reductions`: gradients are reduced over `data` after the
     backward pass, and nothing runs beside that. `narrow_sums`: a run in fp16 sums and reduces gradients in
-    fp16. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`: nothing is
+    fp16. `fused_kernels`: norms, activations and casts are Transformer Engine's, and products sum gradients.
+    `dropout`: residual sums drop out. `repeats_nothing`: nothing is
     rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head besides its
     layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets under the last
-    microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces beside
-    products, all but the first hidden; those over `stage` hide where a stage has several chunks, and weights
-    over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every message
+    microbatch's backward pass. `hidden_messages`: those over `stage` hide where a stage has several chunks, and weights
+    over `data` are gathered under the first microbatch's forward pass. `split_products`: messages over `tensor` run
+    beside products in pieces (`_published_tensor`); without it they are waited for as ours. `wide_gathers`: weights
+    cross the network in 16 bits where products are in 8. `hides_all_messages`: every message
     runs beside products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of
     a product there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each layer and
     three besides, and the ranks that own any broadcast them, one after another.
     """
 
     name: str
+    software: str = ""
+    products: float = 1.0
     attention_kernel: str = "flash-2"  # as `predict` names it, where a row does not say
     unfused_attention: bool = False
     fused_dropout: bool = False
@@ -90,11 +101,14 @@ class Stack:
     whole_over_tensor: bool = False
     waits_for_reductions: bool = False
     narrow_sums: bool = False
-    fused_casts: bool = False
+    fused_kernels: bool = False
+    dropout: bool = False
     repeats_nothing: bool = False
     head_in_last_stage: bool = False
     hidden_reduction: bool = False
     hidden_messages: bool = False
+    split_products: bool = False
+    wide_gathers: bool = False
     hides_all_messages: bool = False
     by_hand: bool = False
     fused_gelu: bool = False
@@ -104,9 +118,12 @@ class Stack:
 @functools.cache
 def _stacks() -> Mapping[tuple[str, str], Stack]:
     text = (Path(__file__).parent / "published_assumptions.toml").read_text()
+    file = tomllib.loads(text)
+    shares = {entry["name"]: entry["products"] for entry in file["software"]}
     stacks: dict[tuple[str, str], Stack] = {}
-    for entry in tomllib.loads(text)["stacks"]:
-        stack = Stack(**{key: value for key, value in entry.items() if key not in ("sources", "model")})
+    for entry in file["stacks"]:
+        fields = {key: value for key, value in entry.items() if key not in ("sources", "model")}
+        stack = Stack(**fields, products=shares[entry["software"]] if "software" in entry else 1.0)
         stacks |= {(source, entry.get("model", "")): stack for source in entry["sources"]}
     return stacks
 
@@ -117,55 +134,6 @@ def stack_of(source: str, model: str = "") -> Stack:
         if named == source and word and word in model:
             return stack
     return _stacks().get((source, ""), Stack(name="ours"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The sizes of a run that the counts below need, by one device and microbatch."""
-
-    model: TransformerModel
-    tokens: int
-    length: int
-    tensor: int
-    layers: float  # of a stage
-    microbatches: int
-    ticks: float  # microbatches, and those that the pipeline's fill and drain take
-    stages: int
-    replicas: int
-    gathered: int  # devices over which a rank's weights are sharded, and gathered for use
-    sharded: int  # devices over which its optimizer is sharded
-    repeats: bool
-
-    @property
-    def weights(self) -> float:
-        """Weights of a layer on one rank of `tensor`."""
-        model = self.model
-        head = self.model.embed_dim * model.vocab_size
-        return (model.num_matmul_parameters - head) / model.num_layers / self.tensor
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Sizes:
-        """Return the sizes of a run, its sequence split over `context`."""
-        assert isinstance(config.model, TransformerModel)
-        layout, batch = Layout.parse(config.layout), config.batch
-        micro = batch.microbatch_sequences or 1
-        replicas = layout.size("data") * layout.size("fsdp")
-        stages = layout.size("stage")
-        microbatches = batch.sequences // (micro * replicas)
-        return cls(
-            model=config.model,
-            tokens=micro * batch.sequence_length // layout.size("context"),
-            length=batch.sequence_length,
-            tensor=layout.size("tensor"),
-            layers=config.model.num_layers / stages,
-            microbatches=microbatches,
-            ticks=microbatches + (stages - 1) / config.pipeline_chunks,
-            stages=stages,
-            replicas=replicas,
-            gathered=layout.size("fsdp"),
-            sharded=layout.size("fsdp") * (layout.size("data") if config.zero1 else 1),
-            repeats=config.remat == "full",
-        )
 
 
 def otherwise(
@@ -197,6 +165,10 @@ def otherwise(
         ours = math.fsum(exposed.pop(name) for name in tuple(exposed) if _is_of_our_head(name))
         added["sums of tied tables"] = _tied_seconds(sizes, machine) - ours
     added |= _kernels(stack, config.precision, sizes, heads if unfused else None, machine, exposed)
+    if stack.split_products and sizes.tensor > 1:
+        in_pieces, whole = seconds_in_pieces(sizes, machine, eight_bits=config.precision == "fp8")
+        ours = math.fsum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
+        added["products over tensor in pieces"] = sizes.layers * sizes.ticks * (in_pieces - whole) - ours
     if stack.whole_over_tensor:
         ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
         added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
@@ -214,6 +186,8 @@ def otherwise(
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
+    if stack.products < 1:
+        added["slower products"] = (1 / stack.products - 1) * exposed.get("matmul", 0.0)
     if stack.eager:
         device = step_seconds + math.fsum(added.values())
         added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
@@ -240,8 +214,8 @@ def _kernels(
         added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
     if stack.eager:
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
-    if stack.fused_casts and precision == "fp8":
-        added["fused casts"] = _fused_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.fused_kernels:
+        added["fused kernels"] = _fused_seconds(stack, sizes, machine, precision) - exposed.get("memory-bound", 0.0)
     if stack.by_hand:
         added["kernels by hand"] = _by_hand_seconds(stack, sizes, machine) - exposed.get("memory-bound", 0.0)
     return added
@@ -258,8 +232,7 @@ def _hidden_seconds(
     messages = {_axes(name): 0.0 for name in exposed}
     for name, seconds in exposed.items():
         messages[_axes(name)] += 0.0 if is_reduction(name) else seconds
-    hidden = (1 - 1 / sizes.tensor) * messages.get("tensor", 0.0)
-    hidden += messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
+    hidden = messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
     return hidden + min(messages.get("data", 0.0), (1 - HIDDEN_SHARE) * microbatch)
 
 
@@ -341,15 +314,17 @@ def _update_bytes(sizes: Sizes) -> float:
     return each * sizes.layers * sizes.weights
 
 
-def _fused_seconds(sizes: Sizes, machine: Machine) -> float:
-    """Return the seconds of a step's elementwise kernels if they write 8-bit operands, split over `tensor`.
+def _fused_seconds(stack: Stack, sizes: Sizes, machine: Machine, precision: str) -> float:
+    """Return the seconds of a step's elementwise kernels in Transformer Engine, split over `tensor`.
 
     Sums of gradients are those of the products' own kernels. A repeated forward pass adds its third.
     """
     model = sizes.model
     keys = model.num_kv_heads * model.head_dim
     mlp = FUSED_GATED_BYTES if model.mlp == "gated" else FUSED_PLAIN_BYTES
-    passed = FUSED_WIDTH_BYTES * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
+    width = FUSED_WIDTH_BYTES + (CAST_WIDTH_BYTES if precision == "fp8" else 0.0)
+    width += DROPOUT_WIDTH_BYTES if stack.dropout else 0.0
+    passed = width * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
     passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
     moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
     return (moved + _update_bytes(sizes)) / _copied_per_second(machine)

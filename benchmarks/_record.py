@@ -36,8 +36,9 @@ def write_record(
     packages: Sequence[str],
     facts: Mapping[str, Any],
     rows: Mapping[str, Sequence[Any]],
+    path: Path | None = None,
 ) -> Path:
-    """Write records/DATE_NAME.toml: `facts` as keys, and each of `rows` as an array of tables."""
+    """Write records/DATE_NAME.toml, or `path`: `facts` as keys, and each of `rows` as an array of tables."""
     date = datetime.date.today().isoformat()
     versions = {"python": platform.python_version()}
     versions |= {package: importlib.metadata.version(package) for package in packages}
@@ -47,7 +48,7 @@ def write_record(
     for table, entries in rows.items():
         for entry in entries:
             lines += ["", f"[[{table}]]", *(f"{key} = {_toml(value)}" for key, value in entry.items())]
-    record = RECORDS / f"{date}_{name}.toml"
+    record = path or RECORDS / f"{date}_{name}.toml"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text("\n".join(lines) + "\n")
     return record

@@ -1,12 +1,15 @@
 """Published training runs predicted: their steps compiled for their fleets, set beside what was measured.
 
 Run: python benchmarks/predict_published.py --runs CSV [--runs CSV] [--ids FILE] [--sample N] [--seed S]
-     [--tpus] [--again RECORD] [--json] [--list] [--record]
+     [--tpus] [--again RECORD] [--json] [--list] [--record] [--seal FILE | --open FILE]
 CSV has the columns of the survey of published runs (id, source, ..., notes) or those of vTrain's runs;
 a TOML file has [[run]] with the survey's columns. --sample draws N rows that our layouts can express, spread
 over sources, at most 15 of one; --ids takes the rows that a file names; --list prints the rows and scores
 nothing. --again takes the seconds of our programs from a record and compiles nothing: only what stacks do
-otherwise is computed. What is assumed where a row does not say stands in published_assumptions.toml and
+otherwise is computed. --seal predicts rows without a look at a measured column and writes the predictions,
+with hashes of all that they come from, into a new *seal*.json; --open sets the measurements beside them,
+once, and refuses where anything has changed. Whether other rows are fitted or seen stands in row_kinds.toml;
+every table says it. What is assumed where a row does not say stands in published_assumptions.toml and
 _published_rows.py. Constants are shared by all rows.
 """
 
@@ -19,12 +22,31 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from _published_rows import Expressed, InexpressibleError, configuration_of, express, rows_of
-from _published_score import print_table, score, scored_again, summary_of
+from _published_rows import (
+    Expressed,
+    InexpressibleError,
+    configuration_of,
+    express,
+    express_measured,
+    rows_of,
+)
+from _published_score import predicted, print_table, score, scored_again, summary_of
+from _published_seal import (
+    SealError,
+    opened,
+    read_seal,
+    refuse_path,
+    refuse_spent,
+    refuse_unopened,
+    tree,
+    write_outcome,
+    write_seal,
+)
 from _record import write_record
 
 SCHEMA = 2
@@ -46,20 +68,23 @@ def drawn(rows: list[Expressed], number: int, seed: int) -> list[Expressed]:
     return sorted(turns[:number], key=lambda row: row.id)
 
 
-def sorted_out(path: Path, *, on_tpus: bool = False) -> tuple[list[Expressed], dict[str, list[str]]]:
+def sorted_out(
+    path: Path, *, on_tpus: bool = False, blind: bool = False
+) -> tuple[list[Expressed], dict[str, list[str]]]:
     """The rows of a file that are runs of ours, and the ids of the others by reason; TPUs or all but them.
 
     Of rows with one configuration, in one source, only the newest is a run: near-identical rows of several
-    releases differ by 4.5 % at the median, and would count one configuration several times.
+    releases differ by 4.5 % at the median, and would count one configuration several times. `blind`: no
+    measured column is read.
     """
     expressed: dict[str, Expressed] = {}
     others: dict[str, list[str]] = defaultdict(list)
     newest: dict[tuple[str, ...], tuple[str, str]] = {}
-    for row in rows_of(path):
+    for row in rows_of(path, blind=blind):
         if row.get("accelerator", "").startswith("TPU") != on_tpus:
             continue
         try:
-            found = express(row)
+            found = express(row) if blind else express_measured(row)
         except InexpressibleError as reason:
             others[str(reason)].append(row["id"])
             continue
@@ -91,14 +116,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--list", action="store_true", help="print the rows' ids, and score nothing")
     parser.add_argument("--record", action="store_true", help="write records/DATE_predict_....toml")
-    return parser.parse_args()
+    sealed = parser.add_mutually_exclusive_group()
+    words = "predict without a look at what was measured, and write that into a new *seal*.json"
+    sealed.add_argument("--seal", type=Path, metavar="FILE", help=words)
+    words = "set what was measured beside sealed predictions, and write FILE_opened.toml"
+    sealed.add_argument("--open", type=Path, metavar="FILE", dest="opens", help=words)
+    asked = parser.parse_args()
+    if (asked.seal or asked.opens) and (asked.again or asked.record):
+        parser.error("--seal and --open write files of their own: leave out --again and --record")
+    if asked.opens and (asked.ids or asked.sample is not None):
+        parser.error("--open opens all rows of a seal: leave out --ids and --sample")
+    return asked
 
 
-def scored_now(rows: list[Expressed], jobs: int) -> list[dict[str, Any]]:
-    """Compile and score rows, so many at once, and tell of each."""
+def scored_now(
+    rows: list[Expressed], jobs: int, one_row: Callable[[Expressed], dict[str, Any]] = score
+) -> list[dict[str, Any]]:
+    """Compile and score rows, or do else what `one_row` does, so many at once, and tell of each."""
     scored: list[dict[str, Any]] = []
     with ThreadPoolExecutor(jobs) as pool:
-        for number, one in enumerate(pool.map(score, rows), 1):
+        for number, one in enumerate(pool.map(one_row, rows), 1):
             scored.append(one)
             print(f"{number}/{len(rows)} {one['id']}", file=sys.stderr, flush=True)
     return scored
@@ -112,26 +149,91 @@ def scored_from(known: list[dict[str, Any]], rows: list[Expressed]) -> list[dict
     ]
 
 
+def seal_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
+    """Predict rows in an order that the seed sets, and write the seal."""
+    refuse_path(asked.seal)
+    refuse_spent([row.id for row in rows], asked.seal.parent)
+    before = tree()
+    ordered = sorted(rows, key=lambda row: row.id)
+    random.Random(asked.seed).shuffle(ordered)
+    told = scored_now(ordered, asked.jobs, predicted)
+    digest = write_seal(
+        asked.seal,
+        told,
+        runs=asked.runs,
+        others=others,
+        before=before,
+        seed=asked.seed,
+        command=command_line(),
+    )
+    failed = sum("failed" in row for row in told)
+    print(f"Sealed {len(told)} rows in {asked.seal.name}; {failed} failed. Its SHA-256: {digest}")
+
+
+def open_seal(asked: argparse.Namespace) -> None:
+    """Set what was measured beside a seal's predictions, print it, and write it beside the seal."""
+    content = read_seal(asked.opens)
+    scored, without = opened(content, asked.runs)
+    path = write_outcome(asked.opens, content, asked.runs, scored, without)
+    summary = summary_of(scored)
+    others = {**content["inexpressible"], **without}
+    answer = {"schema": SCHEMA, "rows": scored, "inexpressible": others, "summary": summary}
+    print(json.dumps(answer, indent=1)) if asked.json else print_table(scored, others, summary)
+    words = (
+        f"Opened {asked.opens.name}, sealed on {content['date']} at {content['commit']}: wrote {path.name}."
+    )
+    print(words, "Say in benchmarks/row_kinds.toml that these rows are seen.", file=sys.stderr)
+
+
+def command_line() -> str:
+    """Return how this script was called, without the folders of its files."""
+    return re.sub(
+        r"--(runs|seal|ids|again) \S*/",
+        r"--\1 ",
+        " ".join(["python benchmarks/predict_published.py", *sys.argv[1:]]),
+    )
+
+
+def chosen_rows(asked: argparse.Namespace) -> tuple[list[Expressed], dict[str, list[str]]]:
+    """Return the rows that were asked for, and the ids of those that are no runs of ours by reason."""
+    rows: list[Expressed] = []
+    others: dict[str, list[str]] = defaultdict(list)
+    for path in asked.runs:
+        found, reasons = sorted_out(path, on_tpus=asked.tpus, blind=asked.seal is not None)
+        rows += found
+        for reason, ids in reasons.items():
+            others[reason] += ids
+    if asked.ids:
+        wanted = {line.split()[0] for line in asked.ids.read_text().splitlines() if line and line[0] != "#"}
+        if missing := wanted - {row.id for row in rows}:
+            sys.exit(f"not among the rows that can be expressed: {' '.join(sorted(missing))}")
+        rows = [row for row in rows if row.id in wanted]
+    if asked.sample is not None:
+        rows = drawn(rows, asked.sample, asked.seed)
+    return rows, others
+
+
 def main() -> None:
     """Sort the rows, draw, predict, print."""
     asked = arguments()
-    expressed, others = [], defaultdict(list)
-    for path in asked.runs:
-        found, reasons = sorted_out(path, on_tpus=asked.tpus)
-        expressed += found
-        for reason, ids in reasons.items():
-            others[reason] += ids
-    rows = expressed
-    if asked.ids:
-        wanted = {line.split()[0] for line in asked.ids.read_text().splitlines() if line and line[0] != "#"}
-        rows = [row for row in expressed if row.id in wanted]
-        if missing := wanted - {row.id for row in rows}:
-            sys.exit(f"not among the rows that can be expressed: {' '.join(sorted(missing))}")
-    if asked.sample is not None:
-        rows = drawn(rows, asked.sample, asked.seed)
-    if asked.list:
-        print("\n".join(row.id for row in rows))
-        return
+    try:
+        if asked.opens:
+            open_seal(asked)
+            return
+        rows, others = chosen_rows(asked)
+        if asked.list:
+            print("\n".join(row.id for row in rows))
+        elif asked.seal:
+            seal_rows(asked, rows, others)
+        else:
+            refuse_unopened(row.id for row in rows)
+            score_rows(asked, rows, others)
+    except SealError as error:
+        sys.exit(str(error))
+
+
+def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
+    """Predict rows beside what was measured, print that, and write the record if asked."""
     known = tomllib.loads(asked.again.read_text()) if asked.again else {}
     scored = scored_from(known["row"], rows) if known else scored_now(rows, asked.jobs)
     summary = summary_of(scored)
@@ -147,10 +249,9 @@ def main() -> None:
                 "rows": len(scored),
                 "why": why,
             }
-        command = " ".join(["python benchmarks/predict_published.py", *sys.argv[1:]])
         write_record(
             "predict_tpus" if asked.tpus else "predict_published",
-            re.sub(r"--runs \S*/", "--runs ", command),
+            command_line(),
             ("jax", "jaxlib", "libtpu" if asked.tpus else "jax-cuda13-pjrt"),
             facts,
             {"row": scored},

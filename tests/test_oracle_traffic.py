@@ -175,6 +175,21 @@ def test_zero1_gathers_parameters_and_scatters_gradients_once(layout, parts):
     assert ledger.memory.argument_bytes == pytest.approx(12 * PARAMETERS / N, rel=0.01)
 
 
+@pytest.mark.parametrize("microbatch", [pytest.param(1, marks=pytest.mark.wide), 16])
+def test_zero1_scatters_over_data_and_context_together(microbatch):
+    """As above over both, whose sizes multiply to eight: fp32 sums in several microbatches, bf16 in one."""
+    ledger = weighed("data=2,context=4", "zero1=true", f"batch.microbatch_sequences={microbatch}")
+    found = over(ledger, "data", "context")
+    assert found.pop("all-gather") == ring(2 * PARAMETERS + 2 * FP32_IN_USE)
+    several = 4 * PARAMETERS
+    one = 2 * PARAMETERS + 2 * FP32_IN_USE
+    assert found.pop("reduce-scatter") == ring(several if microbatch == 1 else one)
+    assert found.pop("all-reduce") <= SCALARS
+    assert not found
+    assert not over(ledger, "data")
+    assert ledger.memory.argument_bytes == pytest.approx(12 * PARAMETERS / N, rel=0.01)
+
+
 @pytest.mark.wide
 def test_zero1_with_one_microbatch_scatters_layer_by_layer_inside_a_host_and_then_between():
     """In bf16, the layers' in the backward pass; the embedding's cross a host by columns."""

@@ -10,8 +10,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from accuracy_page import WORST, draw, page
 
 
-def row(source: str, number: int, error: float, *, chip: str = "A100-80GB", holds: bool = True) -> dict:
+def row(
+    source: str,
+    number: int,
+    error: float,
+    *,
+    chip: str = "A100-80GB",
+    holds: bool = True,
+    kind: str = "fitted",
+) -> dict:
     return {
+        "kind": kind,
         "id": f"{source}-{number:03}",
         "source": source,
         "chip": chip,
@@ -43,28 +52,29 @@ def record() -> dict:
 
 def test_a_group_has_its_own_line_and_small_ones_share_one(record):
     text = page(record, "today.toml")
-    assert "for the same 13 runs" in text
-    assert "records/today.toml" in text
-    assert "| MosaicML, LLM Foundry | 9 | 10.0 % | 16.4 % | +10.0 % | 100 % |" in text
-    assert "| PyTorch, torchtitan | 3 | 5.0 % | 5.0 % | -5.0 % | 67 % |" in text
-    assert "| all others | 1 | 60.0 % | 60.0 % | +60.0 % | 100 % |" in text
+    assert "are of 13 runs, in the record\n`benchmarks/records/today.toml`" in text
+    assert "| MosaicML, LLM Foundry | fitted | 9 | 10.0 % | 16.4 % | +10.0 % | 100 % |" in text
+    assert "| PyTorch, torchtitan | fitted | 3 | 5.0 % | 5.0 % | -5.0 % | 67 % |" in text
+    assert "| all others | fitted | 1 | 60.0 % | 60.0 % | +60.0 % | 100 % |" in text
     assert "| 33 | a TPU |" in text
     assert "| 1 | the step could not be compiled |" in text
 
 
 def test_the_first_figures_leave_each_source_out_of_the_fit(record):
     lines = page(record, "today.toml").splitlines()
-    blind = next(line for line in lines if line.startswith("| each source left out"))
-    fitted = next(line for line in lines if line.startswith("| all sources"))
-    assert fitted == "| all sources in the fit | 8.0 % | 17.6 % | +8.0 % |"
+    blind = next(line for line in lines if line.startswith("| fitted | 13 | each source left out"))
+    fitted = next(line for line in lines if line.startswith("| fitted | 13 | all sources"))
+    assert fitted == "| fitted | 13 | all sources in that fit | 8.0 % | 17.6 % | +8.0 % | 92 % |"
     # MosaicML's runs are then those of a chip on which another source took 1 / 1.6 of the prediction.
-    assert blind != fitted
+    assert blind.split(" | ")[3:6] != fitted.split(" | ")[3:6]
 
 
 def test_the_worst_stand_first_with_what_is_known(record):
     text = page(record, "today.toml")
     worst = text.partition("## The worst ten")[2].splitlines()[4:]
-    assert worst[0].startswith("| rare-001 | 8 x A100-80GB | `fsdp=8` | 1 s | 1.6 s | +60 % | note of rare |")
+    assert worst[0].startswith(
+        "| rare-001 | fitted | 8 x A100-80GB | `fsdp=8` | 1 s | 1.6 s | +60 % | note of rare |"
+    )
     assert sum(line.startswith("| ") for line in worst[:WORST]) == WORST
 
 
@@ -84,8 +94,64 @@ def test_rows_on_tpus_have_a_section_and_a_blind_error_by_the_others_of_their_ge
     text = page(record, "today.toml", tpus, "tpus.toml")
     assert "3 runs on one slice each (`benchmarks/records/tpus.toml`" in text
     # By the first two, products take 1 / 1.1 of the time that the third is predicted with.
-    assert "| maxtext-003 | 8 x v5e | `fsdp=8` | 1 s | 1 s | +0.0 % | -9.0 % |" in text
+    assert "| maxtext-003 | fitted | 8 x v5e | `fsdp=8` | 1 s | 1 s | +0.0 % | -9.0 % |" in text
     assert "| 25 | several TPU slices: a fleet of ours is one |" in text
     assert "| 1 | tpurec-001: RESOURCE_EXHAUSTED |" in text
     assert "| 33 | a TPU |" not in text
-    assert "for the same 13 runs" in text, "the figures at the top are those of GPUs"
+    assert "are of 13 runs, in the record" in text, "the figures at the top are those of GPUs"
+
+
+SEALED = {
+    "date": "2026-12-02",
+    "what": "runs of somebody",
+    "sealed_at": "0123456789ab",
+    "group": [
+        {"name": "all", "rows": 2, "median": 0.2, "p90": 0.28, "bias": -0.2, "holds": 0.5},
+        {"name": "bf16", "rows": 1, "median": 0.1, "p90": 0.1, "bias": 0.1},
+    ],
+    "worst": [{"id": "new-1", "error": -0.3}],
+}
+
+
+def test_what_was_sealed_stands_first_the_newest_before_the_others(record):
+    older = {**SEALED, "date": "2026-11-30", "group": [{**SEALED["group"][0], "median": 0.4}]}
+    text = page(record, "today.toml", sealed={"new_seal.toml": SEALED, "old_seal.toml": older})
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    of_what = "runs of somebody, 2026-12-02, at `0123456`"
+    assert lines[1] == f"| **sealed** | 2 | {of_what} | **20.0 %** | **28.0 %** | **-20.0 %** | **50 %** |"
+    assert lines[2].startswith("| **sealed** | 2 | runs of somebody, 2026-11-30, at `0123456` | **40.0 %**")
+    assert lines[3].startswith("| fitted | 13 | each source left out")
+    assert "| bf16 | sealed | 1 | 10.0 % | 10.0 % | +10.0 % |  |" in text
+    assert "| new-1 | sealed | -30.0 % |" in text
+
+
+def test_every_table_of_errors_keeps_kinds_apart(record):
+    record["row"] += [row("mosaic", n, 0.5, kind="seen") for n in range(10, 14)]
+    text = page(
+        record,
+        "today.toml",
+        {"row": [row("maxtext", n, 0.1, chip="v5e") for n in (1, 2)], "inexpressible": {}},
+        "t.toml",
+    )
+    assert "| MosaicML, LLM Foundry | fitted | 9 | 10.0 % |" in text
+    assert "| MosaicML, LLM Foundry | seen | 4 | 50.0 % |" in text
+    assert "| fsdp | seen | 4 | 50.0 % |" in text
+    assert "| seen | 4 | all sources in that fit | 50.0 % |" in text
+    heads = [
+        line for line in text.splitlines() if line.startswith("|") and ("error" in line or "bias" in line)
+    ]
+    assert heads
+    assert all("| kind |" in line for line in heads)
+
+
+def test_the_form_of_a_point_is_its_kind(record):
+    rows = [row("mosaic", 1, 0.1), row("mosaic", 2, 0.2, kind="sealed"), row("mosaic", 3, 0.3, kind="seen")]
+    figure = draw(rows)
+    forms = {
+        line.get_marker(): list(line.get_ydata())
+        for line in figure.axes[0].lines
+        if line.get_marker() != "None"
+    }
+    assert {form: len(points) for form, points in forms.items()} == {"o": 1, "*": 1, "s": 1}
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["MosaicML, LLM Foundry (3)", "sealed (1)", "seen (1)", "fitted (1)"]

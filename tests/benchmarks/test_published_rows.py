@@ -7,8 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _published_rows import InexpressibleError, chip_of, express
-from _published_score import spread, summary_of
+from _published_rows import InexpressibleError, chip_of, express, express_measured
+from _published_score import print_table, spread, summary_of
 from predict_published import MOST_OF_ONE_SOURCE, drawn
 
 LLAMA = {
@@ -37,7 +37,7 @@ LLAMA = {
 
 
 def test_a_row_becomes_the_run_that_it_states():
-    found = express(LLAMA)
+    found = express_measured(LLAMA)
     assert found.config.model.num_parameters == pytest.approx(8.03e9, rel=1e-3)
     assert not found.config.model.tied_embeddings
     assert found.config.layout == "fsdp=64"
@@ -77,7 +77,6 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"global_batch_seqs": "96"}, "does not divide over its replicas"),
         ({"seq_len": "long"}, "seq_len is no number"),
         ({"params_b": "70"}, "do not give the stated number of parameters"),
-        ({"tokens_per_s_per_device": ""}, "neither step time nor tokens"),
         ({"accelerator": "Abacus"}, "the catalog has no chip 'Abacus'"),
         ({"accelerator": "TPU v3-32 (16GB/core)"}, "the catalog has no chip 'TPU v3-32'"),
         ({"accelerator": "TPU v5e (16GB)", "notes": "2 slice(s) of v5e-256"}, "several TPU slices"),
@@ -87,11 +86,22 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
         ({"n_kv_heads": "5"}, "our configuration refuses it"),
         ({"act_ckpt": "selective (norm, MLA up-proj)"}, "rematerialisation of its own kind"),
+        ({"act_ckpt": "custom: q k v norm on device"}, "rematerialisation of its own kind"),
+        ({"act_ckpt": "save_everything"}, "rematerialisation of its own kind"),
     ],
 )
 def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
     with pytest.raises(InexpressibleError, match=reason):
         express({**LLAMA, **change})
+
+
+def test_a_row_is_a_run_without_its_measurement_and_has_an_error_only_with_it():
+    blank = {**LLAMA, "tokens_per_s_per_device": ""}
+    assert express(blank) == express(LLAMA)
+    with pytest.raises(ValueError, match="someone-001: no measured column was read"):
+        _ = express(LLAMA).measured_seconds
+    with pytest.raises(InexpressibleError, match="neither step time nor tokens"):
+        express_measured(blank)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +114,14 @@ def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
         ("maxtext", "minimal", "dots"),
         ("maxtext", "minimal_with_context", "dots-attention"),
         ("nnscaler", "full (per decoder layer)", "full"),
+        ("someone", "save_qkv_proj", "save:query,key,value"),
+        ("someone", "SAVE_QKV_OUT_PROJ", "save:query,key,value,out"),
+        ("someone", "SAVE_ENCODED_AND_OUT_PROJ", "save:context,out"),
+        ("someone", "save_dot_with_context_except_mlp", "save:query,key,value,context,out"),
+        ("someone", "SAVE_DOT_ONLY", "dots"),
+        ("someone", "custom: q k v qkv out mlpwo on device", "save:query,key,value,out,mlp_out"),
+        ("someone", "custom: context mlpwi_0 mlpwi_1 on device", "save:context,mlp_gate,mlp_up"),
+        ("someone", "custom: qkv recompute, layer input saved on device", "full"),
     ],
 )
 def test_a_policy_is_that_of_whoever_published_the_row(source, words, remat):
@@ -156,8 +174,30 @@ def test_the_summary_counts_signs_and_intervals():
     assert found["failed"] == {"3": "no compiler"}
     assert found["spread"]["all"]["rows"] == 3
     assert found["spread"]["all"]["bias"] == -0.1
-    assert found["spread"]["standard"] == spread(rows[1:])
+    assert found["spread"]["standard"] == {**spread(rows[1:]), "kind": "kind not declared"}
     assert found["spread"]["all"]["holds"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+def test_where_kinds_differ_each_has_groups_of_its_own_and_the_printed_tables_say_which(capsys):
+    shared = {"source": "a", "chip": "H100", "scale": "to 8", "standard": True, "sustained": True}
+    shared |= {"num_devices": 8, "layout": "data=8", "remat": "full", "measured_seconds": 1.0}
+    kinds = {"a-1": ("fitted", 0.1), "a-2": ("sealed", 0.3), "a-3": ("kind not declared", 0.5)}
+    rows = [
+        {**shared, "id": name, "kind": kind, "error": error, "predicted_seconds": 1 + error, "holds": True}
+        for name, (kind, error) in kinds.items()
+    ]
+    found = summary_of(rows)
+    assert found["kinds"] == {"sealed": 1, "fitted": 1, "kind not declared": 1}
+    assert found["undeclared"] == ["a"]
+    assert found["spread"]["chip H100, sealed"]["median"] == 0.3
+    assert found["spread"]["chip H100, fitted"]["kind"] == "fitted"
+    assert "chip H100" not in found["spread"], "no group but that of all rows mixes kinds"
+    assert found["spread"]["all"]["kind"] == "1 sealed, 1 fitted, 1 kind not declared"
+    print_table(rows, {}, found)
+    printed = capsys.readouterr().out
+    for name, (kind, _) in kinds.items():
+        assert f"{name}  {kind} " in printed
+    assert "kind not declared: a. Say in benchmarks/row_kinds.toml" in printed
 
 
 MAXTEXT = {
@@ -183,7 +223,7 @@ MAXTEXT = {
 
 
 def test_maxtexts_flops_count_products_and_the_whole_of_attention_three_times():
-    row = express(MAXTEXT)
+    row = express_measured(MAXTEXT)
     assert row.fleet.name == "v5e-256"
     block = 4 * 8192 * 8192 + 3 * 8192 * 28672  # MaxText's heads are 128 wide
     attention = 4 * 2048 * 8192 * 32

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _published_blind import seconds, with_blind_errors
-from _published_rows import InexpressibleError, express, rows_of
+from _published_rows import InexpressibleError, express, express_measured, rows_of
 from _published_score import scored_again
 from _published_stacks import otherwise, stack_of
 from predict_published import OLDER, scored_from, sorted_out
@@ -62,7 +62,7 @@ def test_flops_a_second_give_the_seconds_by_the_convention_of_their_source():
     row |= {"n_heads": "40", "n_kv_heads": "40"}
     blocks, head = 40 * (24 * 5120**2 + 4 * 2048 * 5120), 6 * 5120 * 50304
     by_hand = 256 * 2048 * (4 * blocks + head) / (140e12 * 64)
-    assert express(row).measured_seconds == pytest.approx(by_hand)
+    assert express_measured(row).measured_seconds == pytest.approx(by_hand)
 
 
 def test_of_one_configuration_the_newest_row_counts(tmp_path):
@@ -88,7 +88,7 @@ def test_runs_come_from_toml_and_from_vtrains_columns(tmp_path):
         "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)\n"
         "8,32,4,1024,16,24,1024,2,2,2,219.7\n"
     )
-    found = express(rows_of(table)[0])
+    found = express_measured(rows_of(table)[0])
     assert found.config.layout == "stage=2,data=2,tensor=2"
     assert found.measured_seconds == pytest.approx(0.2197)
     assert found.config.remat == "full"
@@ -330,7 +330,7 @@ def test_elementwise_kernels_of_llm_c_move_what_its_source_says():
 
 def test_a_record_is_scored_again_by_its_own_seconds():
     row = {**INTERNLM, "n_devices": "64", "dp": "64", "sharding": "ZeRO-1", "global_batch_seqs": "512"}
-    found = express(row)
+    found = express_measured(row)
     told = {
         "id": found.id,
         "layout": "data=64",

@@ -170,6 +170,16 @@ def test_zero1_splits_embed_over_data_as_well():
     check_layout(load_config("bytes-nano", overrides[:1]), Layout.parse("data=12,fsdp=2"))
 
 
+def test_zero1_splits_embed_over_context_as_well():
+    overrides = ["batch.sequences=12", "batch.sequence_length=96", "zero1=true"]
+    with pytest.raises(
+        InputError, match=r"model.embed_dim = 64 does not divide over context\*data\*fsdp = 12"
+    ) as caught:
+        check_layout(load_config("bytes-nano", overrides), Layout.parse("data=4,context=3"))
+    assert "use context*data*fsdp=8 or 16, or model.embed_dim = 60 or 72" in caught.value.hint
+    check_layout(load_config("bytes-nano", overrides[:2]), Layout.parse("data=4,context=3"))
+
+
 def test_the_sizes_that_are_suggested_do_work():
     config = load_config("llama3-8b", ["batch.microbatch_sequences=2"])
     with pytest.raises(InputError, match=r"use batch.sequences = 384 or 576, or data\*fsdp = 64 or 128"):

@@ -16,6 +16,10 @@ def test_tokens_per_step_are_those_of_the_whole_fleet():
     assert load_config("llama3-405b").batch.tokens_per_step == 2048 * 8192
 
 
+def test_a_list_of_results_is_in_the_order_in_which_a_block_makes_them():
+    assert load_config("bytes-nano", ["remat=save:context,value,query"]).remat == "save:query,value,context"
+
+
 def test_only_a_transformer_rematerialises_by_default():
     assert load_config("llama3-8b").remat == "dots-attention"
     assert load_config("cruncher").remat == "none"
@@ -29,6 +33,17 @@ def test_only_a_transformer_rematerialises_by_default():
         ("bytes-nano", "gradient_sum=bf16", "precision = 'fp32' has no products in bf16", '"fp32"'),
         ("cruncher", "gradient_sum=all-fp32", "but a cruncher model sums gradients", '"fp32"'),
         ("bytes-10m", "layer_loop=keep", "the layers are separate parameters (model.unroll)", '"auto"'),
+        (
+            "bytes-nano",
+            "remat=save:query,kee",
+            "remat = 'save:query,kee': no result is called 'kee'",
+            "'key'",
+        ),
+        ("bytes-nano", "remat=save:key,key", "names 'key' twice", "use 'save:key'"),
+        ("bytes-nano", "remat=save:", "remat = 'save:' keeps no result", "full"),
+        ("bytes-nano", "remat=save:expert_up", "names 'expert_up', which the blocks of this model", "mlp_up"),
+        ("bytes-nano", "remat=saved", 'remat = "saved": expected one of', "known: alternate-dots"),
+        ("bytes-nano", "remat=save_qkv_proj", 'remat = "save_qkv_proj"', "'save:query,key,value'"),
         ("cruncher", "remat=full", "remat = 'full' has no effect on a cruncher", 'remat = "none"'),
         ("linear", "data.source=python-stdlib", "gives tokens, but a linear", 'data.source = "synthetic"'),
         ("lenet", "batch.sequence_length=2", "takes images, not sequences", "batch.sequence_length = 1"),

@@ -80,6 +80,8 @@ def test_a_slice_is_read_as_google_names_it(text: str, topology: str, hosts: int
         ("8xmi300x", "8xMI300X"),
         ("8xAMD Instinct MI300X", "8xMI300X"),
         ("TPU v4-8", "v4-8"),
+        ("TPU v7x-8", "v7x-8"),
+        ("Ironwood-128", "v7x-128"),
     ],
 )
 def test_a_chip_may_be_written_as_people_write_it(text: str, name: str):

@@ -164,7 +164,9 @@ def test_loss_and_gradients_are_those_of_a_plain_transformer(name, expected, con
     assert_equal(ours(CONFIGS[name], context(), parameters_of(CONFIGS[name])), expected[name])
 
 
-@pytest.mark.parametrize("remat", ["dots", "dots-attention", "alternate-dots", "full", "full-every-2"])
+@pytest.mark.parametrize(
+    "remat", ["dots", "dots-attention", "alternate-dots", "full", "full-every-2", "save:query,value,context"]
+)
 def test_what_is_kept_does_not_change_the_gradients(remat, expected, context):
     assert_equal(ours(LLAMA, context(remat=remat), parameters_of(LLAMA)), expected["llama"])
 
@@ -369,6 +371,18 @@ AGAIN = {  # FLOPs that all blocks run again, and bytes that they keep of each t
         LAYERS // 2 * (ALL_KEPT + INPUT),
     ),
     "full-every-4": (sum(FLOPS.values()) + ATTENTION, 3 * ALL_KEPT + INPUT),
+    "save:query,key,value": (
+        LAYERS * (FLOPS["output"] + FLOPS["up"] + FLOPS["gate"] + ATTENTION),
+        LAYERS * (INPUT + 2 * (HEADS_WIDTH + 2 * KEYS_WIDTH)),
+    ),
+    "save:query,key,value,context,out": (  # and the log-sum-exp of the scores
+        LAYERS * (FLOPS["up"] + FLOPS["gate"]),
+        LAYERS * (INPUT + 2 * (2 * HEADS_WIDTH + 2 * KEYS_WIDTH + WIDTH) + 4 * HEADS),
+    ),
+    "save:residual,mlp_gate,mlp_up": (
+        LAYERS * (FLOPS["query"] + FLOPS["key"] + FLOPS["value"] + ATTENTION),
+        LAYERS * (INPUT + 2 * (WIDTH + 2 * HIDDEN)),
+    ),
 }
 
 

@@ -17,7 +17,8 @@ from meshwright.config import (
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance
-from meshwright.planning import knobs_of_run, parsed_knobs, space_of
+from meshwright.planning import estimate, knobs_of_run, parsed_knobs, space_of
+from meshwright.predict import machine_of
 
 pytestmark = pytest.mark.once
 
@@ -118,6 +119,18 @@ def test_fixed_and_varied_knobs_restrict_the_candidates():
     assert set(parsed_knobs({"tensor": [4, 8], "zero1": True})["tensor"]) == {"4", "8"}
 
 
+def test_a_list_of_results_is_estimated_between_the_policies_around_it():
+    run, fleet = load_config("llama3-8b", ["layer_loop=keep"]), Fleet.parse("8xH100")
+    policies = ("full", "save:query,key,value", "save:query,key,value,context,out", "dots-attention")
+    knobs = ["fsdp=8", "zero1=false", "offload=none", "microbatch=1", f"remat={','.join(policies)}"]
+    candidates = space_of(run, fleet, parsed_knobs(knobs)).candidates
+    found = estimate(run, machine_of(fleet, None), candidates)
+    rows = {candidates.overrides(row)["remat"]: row for row in range(len(candidates))}
+    memory, seconds = ([column[rows[name]] for name in policies] for column in (found.memory, found.seconds))
+    assert list(memory) == sorted(memory)
+    assert list(seconds) == sorted(seconds, reverse=True)
+
+
 def test_policies_beside_the_four_are_searched_if_asked_or_if_they_are_the_runs_own():
     fleet = Fleet.parse("8xCPU")
 
@@ -128,6 +141,9 @@ def test_policies_beside_the_four_are_searched_if_asked_or_if_they_are_the_runs_
     four = {"none", "dots", "dots-attention", "full"}
     assert searched() == four
     assert searched((), "remat=alternate-dots") == {*four, "alternate-dots"}
+    assert searched((), "remat=save:key,query") == {*four, "save:query,key"}
+    assert searched(["remat=full,save:query,value,dots"]) == {"full", "save:query,value", "dots"}
+    assert not searched(["remat=save:expert_up"]), "a dense block has none"
     assert searched(["remat=full-every-2,full"]) == {"full-every-2", "full"}
 
 

@@ -153,6 +153,14 @@ def test_zero1_splits_embed_over_data_inside_fsdp(mesh):
     assert parameter_spec(("embed", "mlp"), mesh(data=2), zero1=True) == P("data", None)
 
 
+def test_zero1_splits_embed_over_context_too_in_the_order_of_the_mesh(mesh):
+    """In another order than the devices', XLA sums gradients whole where it could scatter them."""
+    inside, outside = mesh(data=2, context=2, fsdp=2), mesh(context=2, data=2, fsdp=2)
+    assert parameter_spec(("embed", "mlp"), inside, zero1=True) == P(("fsdp", "data", "context"), None)
+    assert parameter_spec(("embed", "mlp"), outside, zero1=True) == P(("fsdp", "context", "data"), None)
+    assert parameter_spec(("embed", "mlp"), inside) == P("fsdp", None)
+
+
 def test_code_of_one_replica_knows_its_rows_and_the_mean_over_all(mesh):
     axes = mesh(data=2, fsdp=2)
     assert mesh_here(axes) is axes

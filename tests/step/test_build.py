@@ -104,6 +104,7 @@ CASES = [
     pytest.param(ALL_THREE, NANO, IN_TWO, id="all three in two"),
     pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
     pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
+    pytest.param({"data": 2, "context": 4}, NANO, ("zero1=true",), id="ZeRO-1 over context"),
     pytest.param(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO), id="offloaded, in two"),
     *(
         pytest.param(axes, NANO, more, id=name, marks=pytest.mark.wide)
@@ -112,6 +113,13 @@ CASES = [
             ("tensor=4 in two", {"tensor": 4}, ("batch.microbatch_sequences=8",)),
             ("all three", ALL_THREE, ()),
             ("ZeRO-1", {"data": 4, "fsdp": 2}, ("zero1=true",)),
+            (
+                "ZeRO-1 over context outside of data in two",
+                {"context": 4, "data": 2},
+                ("zero1=true", *IN_TWO),
+            ),
+            ("ZeRO-1 over context, tensor", {"context": 4, "tensor": 2}, ("zero1=true", *IN_TWO)),
+            ("ZeRO-1 over context, stages", {"stage": 2, "context": 4}, ("zero1=true", *IN_TWO)),
         )
     ),
     *(
@@ -344,6 +352,27 @@ def test_parameters_and_moments_are_split_over_fsdp_and_data(mesh):
     for tree in (state["parameters"], adam.mu, adam.nu):
         assert tree["layers"]["mlp"]["up"].sharding.spec == P(None, ("fsdp", "data"), "tensor")
         assert tree["final_norm"]["scale"].sharding.spec == P(("fsdp", "data"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "of_norms", "of_last"),
+    [
+        ({"data": 2, "context": 4}, 8, 8),
+        ({"context": 4, "tensor": 2}, 4, 4),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 4, 4),
+        ({"stage": 2, "context": 2, "tensor": 2}, 4, 2),
+    ],
+    ids=str,
+)
+def test_zero1_leaves_one_part_of_the_moments_to_each_device_that_uses_the_parameters(
+    axes, of_norms, of_last, mesh
+):
+    """Two fp32 moments. Of matrices each of eight devices has an eighth: two layers with four products of
+    attention and three of the MLP, and two tables. `tensor` divides no norm, and stages not the last."""
+    matrices, norms, last = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 64 * 32, 2 * 2 * 32, 32
+    adam = build_step(load_config("bytes-nano", [*NANO, "zero1=true"]), mesh(**axes)).state["optimizer"][1][0]
+    held = [4 * np.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves((adam.mu, adam.nu))]
+    assert sum(held) == 2 * 4 * (matrices / 8 + norms / of_norms + last / of_last)
 
 
 def test_the_copy_of_a_step_is_whole_over_data_and_matrices_are_in_the_computations_format(mesh):

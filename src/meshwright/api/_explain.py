@@ -64,11 +64,15 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
     if config is None or not config.model.has_blocks:
         return []
     mentioned = {override for suggestion in known for override in suggestion.overrides}
-    now = REMAT.index(config.remat)
+    now = REMAT.index(config.remat) if config.remat in REMAT else None
+
+    def kept(place: int) -> str:
+        return "other results" if now is None else "more" if place < now else "less"
+
     return [
         Suggestion(
             overrides=(f"remat={name}",),
-            effect=f"keeps {'more' if place < now else 'less'} for the backward pass (now: {config.remat})",
+            effect=f"keeps {kept(place)} for the backward pass (now: {config.remat})",
         )
         for place, name in enumerate(REMAT)
         if place != now and f"remat={name}" not in mentioned and len(block_policies(name)) == 1

@@ -15,6 +15,7 @@ from ._layout import AXES as AXES
 from ._layout import AXIS_ALIASES as AXIS_ALIASES
 from ._layout import MOST_GATHERED_BYTES as MOST_GATHERED_BYTES
 from ._layout import PARAMETER_RULES as PARAMETER_RULES
+from ._layout import REPLICA_AXES as REPLICA_AXES
 from ._layout import ZERO1_RULES as ZERO1_RULES
 from ._layout import Layout as Layout
 from ._layout import PipelineSchedule as PipelineSchedule
@@ -62,6 +63,13 @@ from ._published import published_ids as published_ids
 from ._reference import commented_toml as commented_toml
 from ._reference import key_docs as key_docs
 from ._reference import reference_page as reference_page
+from ._remat import NAMED_REMAT as NAMED_REMAT
+from ._remat import RESULTS as RESULTS
+from ._remat import SAVE as SAVE
+from ._remat import Remat as Remat
+from ._remat import in_order as in_order
+from ._remat import results_of as results_of
+from ._remat import saved_results as saved_results
 from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig
@@ -71,7 +79,6 @@ from ._run import InstructionData as InstructionData
 from ._run import LineData as LineData
 from ._run import MixtureData as MixtureData
 from ._run import Order as Order
-from ._run import Remat as Remat
 from ._run import RunConfig as RunConfig
 from ._run import StdlibData as StdlibData
 from ._run import SyntheticData as SyntheticData

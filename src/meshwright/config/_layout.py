@@ -41,8 +41,10 @@ PARAMETER_RULES: Rules = {
     ),
 }
 """For parameters, their gradients and moments."""
-ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data"), "latent": ("fsdp", "data")}
-"""The same under ZeRO-1: each `fsdp` shard is divided among the replicas."""
+REPLICA_AXES = ("data", "context")
+"""The axes along which all devices use the same parameters; under ZeRO-1 they divide them between steps."""
+ZERO1_RULES: Rules = {**PARAMETER_RULES, **dict.fromkeys(("embed", "latent"), ("fsdp", *REPLICA_AXES))}
+"""The same under ZeRO-1: each `fsdp` shard is divided among the devices that would all hold it."""
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,
     "sequence": ("context",),  # inside a block, where heads or hidden units are split as well

@@ -120,12 +120,18 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     problems += _table_problems(config, layout, dims.pop("vocab", {}), dims.get("embed", {}))
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
-        axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
+        axes = _axes_of_width(config, layout) if config.zero1 and axis == "fsdp" else (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def _axes_of_width(config: RunConfig, layout: Layout) -> tuple[str, ...]:
+    """Return the axes that split the width of parameters between steps; `context` if it has devices."""
+    axes = (ZERO1_RULES if config.zero1 else PARAMETER_RULES)["embed"][::-1]
+    return tuple(axis for axis in axes if axis != "context" or layout.size(axis) > 1)
 
 
 def _repeated(kv_heads: Mapping[str, int], layout: Layout) -> bool:
@@ -138,7 +144,7 @@ def _table_problems(
 ) -> Iterator[Problem]:
     """Yield the widths of tables that do not divide, where `tensor` has to split them and not their rows."""
     in_rows = math.prod(layout.size(axis) for axis in PARAMETER_RULES["vocab"])
-    axes = [*(ZERO1_RULES if config.zero1 else PARAMETER_RULES)["embed"], "tensor"]
+    axes = [*_axes_of_width(config, layout), "tensor"]
     ways, names = math.prod(layout.size(axis) for axis in axes), "*".join(axes)
     for path, rows in vocabulary.items():
         if rows % in_rows == 0:

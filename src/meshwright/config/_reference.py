@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ._base import LARGEST, PositiveFloat, is_table
 from ._load import known_keys, names_elsewhere, variants
+from ._remat import Choices
 from ._run import RunConfig
 
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
@@ -108,8 +109,9 @@ def _values(field: FieldInfo) -> str:
     limits: list[str] = []
     words: list[str] = []
     for kind, metadata in _alternatives(field.annotation, tuple(field.metadata)):
-        if get_origin(kind) is Literal:
-            words += [f"`{json.dumps(choice)}`" for choice in get_args(kind)]
+        named = [choice for each in metadata if isinstance(each, Choices) for choice in each.words]
+        if named or get_origin(kind) is Literal:
+            words += [f"`{json.dumps(choice)}`" for choice in named or get_args(kind)]
         else:
             words.append(_TYPES[kind])
         for constraint in metadata:

@@ -28,6 +28,7 @@ from ._layout import Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
+from ._remat import Remat, remat_problems
 from ._transformer import TransformerModel
 
 Order = Literal["random", "epochs"]
@@ -322,16 +323,6 @@ class FaultConfig(Section):
     Effect: a run that hangs gives its machines back. Unit: seconds"""
 
 
-Remat = Literal[
-    "none",
-    "dots",
-    "dots-attention",
-    "full",
-    "alternate-dots",
-    "full-every-2",
-    "full-every-3",
-    "full-every-4",
-]
 LayerLoop = Literal["auto", "keep", "unroll"]
 TEXT_OF_RESULTS = (".txtpb", ".pbtxt", ".textproto", ".prototxt", ".txt")
 """Endings by which XLA takes a file of autotuning results for text; all others are binary to it."""
@@ -374,7 +365,8 @@ class RunConfig(Section):
     The others are computed again. `none` keeps every intermediate result, `dots` those of products,
     `dots-attention` those and attention's, `alternate-dots` attention's and those of every second product,
     `full` only the block's input, `full-every-N` only the input of every N-th block: the others are under
-    `dots-attention`.
+    `dots-attention`. `save:` and a list keeps the results that it names, and the block's input:
+    `save:query,key,value`.
     Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
     [Whose each is](how-weighing-works.md#rematerialisation).
     Default: `dots-attention` for a transformer, else `none`"""
@@ -385,8 +377,9 @@ class RunConfig(Section):
     more layers there are. Arrays, checkpoints and results stay as they are. No effect in pipelines, whose
     stages have a loop of their own: [loops over layers](how-weighing-works.md#loops-over-layers)."""
     zero1: bool = False
-    """Split parameters and moments over `data` too; parameters are gathered once a step.
-    Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
+    """Split parameters and moments over `data` and `context` too; parameters are gathered once a step.
+    Effect: divides the state by `data` x `context`: [where it is
+    stored](optimizers.md#where-the-state-is-stored)."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
@@ -494,6 +487,7 @@ class RunConfig(Section):
         if self.remat != "none" and not model.has_blocks:
             what = f"= {self.remat!r} has no effect on a {model.kind} model"
             yield "remat", what, 'use remat = "none"'
+        yield from remat_problems(self.remat, model)
         if self.layer_loop != "auto" and not model.has_blocks:
             what = f"= {self.layer_loop!r} has no effect on a {model.kind} model"
             yield "layer_loop", what, 'use layer_loop = "auto"'
@@ -579,6 +573,6 @@ class RunConfig(Section):
             yield "model.input_dim", what, 'use model.input_dim = 1, or data.source = "synthetic"'
 
 
-def _default_remat(data: dict[str, Any]) -> Remat:
+def _default_remat(data: dict[str, Any]) -> str:
     """Return the default rematerialisation: keep products and attention, if the model has blocks."""
     return "dots-attention" if data["model"].has_blocks else "none"

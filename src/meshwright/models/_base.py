@@ -52,7 +52,7 @@ class Context:
     compute_capability: tuple[int, int] = (0, 0)  # of an NVIDIA target, such as (9, 0)
     remat: str
     layer_loop: str = "auto"
-    zero1: bool = False  # gradients stay sharded over `data`
+    zero1: bool = False  # gradients stay sharded over `data` and `context`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits
     wide_gradients: bool = False  # gradients of weights are float32 from the product that makes them

@@ -250,7 +250,8 @@ def _on_one_device(
     with jax.named_scope("router"):
         router = _whole(layer["router"], dims["router"], jnp.float32, context)
         wide = tokens.astype(jnp.float32)
-        logits = checkpoint_name(jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST), NAME)
+        logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
+        logits = checkpoint_name(checkpoint_name(logits, "router"), NAME)
         chosen, weights = route(logits, config, layer.get("router_bias"))
         places = places_of(chosen, capacity)
         balance = _balance(_probabilities(logits, config), chosen, places, context)
@@ -295,9 +296,9 @@ def _mlp(
                 return fp8_product(x, matrices[name], 1, context.platform == "cpu", 1)
             return matrix_product(x, matrices[name], 1, 1)
 
-    up = checkpoint_name(product(x, "up"), NAME)
+    up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), NAME)
     if "gate" in matrices:
-        gate = checkpoint_name(product(x, "gate"), SECOND_NAME)
+        gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_NAME)
         hidden = activation(gate) * up
     else:
         hidden = activation(up)
@@ -352,6 +353,7 @@ def _exchange(buffers: Array, context: Context) -> Array:
     """
     if _split("expert", context):
         buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
+        buffers = checkpoint_name(buffers, "expert_tokens")
         buffers = checkpoint_name(buffers, NAME)  # as shards; gathered over `tensor` again
     if _split("tensor", context):
         buffers = jax.lax.all_gather(buffers, "tensor", axis=1, tiled=True)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
+from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, replica_axes, token_axes
 from ._base import Context
 
 LEFT_OUT = -1  # marks a position that the loss leaves out
@@ -159,7 +159,8 @@ def _per_device(
     chunk, split, num_rows = how.chunk, token_axes(context.mesh), head.shape[0]
     num_gradients = _num_gradients(context, differentiates)
     vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
-    scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
+    replicas = replica_axes(context.mesh) if context.zero1 else ()
+    scattered = ("fsdp",) * ("fsdp" in split) + replicas
     others = tuple(axis for axis in split if axis not in scattered)
 
     def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, ...]:
@@ -196,8 +197,9 @@ def _per_device(
         with jax.named_scope(BACKWARD):
             if dtype != jnp.float16:  # float16 could overflow: this gradient is a sum over the batch
                 d_head = d_head.astype(dtype)
-            for axis in scattered:
-                d_head = jax.lax.psum_scatter(d_head, axis, scatter_dimension=1, tiled=True)
+            for axes in ("fsdp" if "fsdp" in split else (), replicas):
+                if axes:
+                    d_head = jax.lax.psum_scatter(d_head, axes, scatter_dimension=1, tiled=True)
             return jax.lax.psum(d_head, others) if others else d_head
 
     rows = activation_spec(("batch", "sequence"), context.mesh)

@@ -14,10 +14,16 @@ An activation without a gate is saved beside its input, for the next product's g
 | `alternate-dots` | attention and every second product | torchtitan's selective checkpointing, "op" |
 | `full` | the block's input | "full" in Megatron-LM and torchtitan |
 | `full-every-N` | `full` for every N-th block, `dots-attention` for others | torchtitan's selective, "N" |
+| `save:NAMES` | the results that it names, and the block's input | MaxText's `save_qkv_proj` and others |
 
 Megatron's selective recomputation keeps attention's output too, which the next product needs; here it comes
 out of the attention that runs again. torchtitan counts a block's products in the order in which they run, and
 keeps what a message over `tensor` brought; so no message is repeated.
+
+A result may have two names: that of its group, as above, and its own (`config.RESULTS`), which a list names.
+A list that lacks `context` attends again, from queries and keys that it kept or that are computed again. One
+that has it keeps the log-sum-exp of the scores too, as Transformer Engine does under the name "context": the
+attention kernel's backward pass needs both.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..config import block_policies
+from ..config import block_policies, saved_results
 from ..sharding import axis_size, num_shards
 from ._base import Context
 from .attention import NAME as ATTENTION
@@ -38,6 +44,9 @@ from .norms import STATISTICS
 BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
 PRODUCT, AFTER_ATTENTION = "product", "after_attention"
 SECOND_PRODUCT = "second_product"  # every second product of a block, which `alternate-dots` computes again
+HIDDEN = "mlp_hidden"
+OTHER_NAMES = {"context": ATTENTION, "residual": AFTER_ATTENTION, "norms": STATISTICS}
+"""Where a result that a list names has one name here, of its group and its own: that name."""
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
 
 
@@ -65,6 +74,11 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
     alternate = (PRODUCT, ATTENTION, EXPERTS, STATISTICS)
     every = (*alternate, SECOND_PRODUCT, SECOND_EXPERTS, AFTER_ATTENTION)
     sent = (AFTER_ATTENTION,) if axis_size(context.mesh, "tensor") > 1 else ()
+    kept = saved_results(context.remat)
+    if kept is not None:
+        policy = named(*(OTHER_NAMES.get(name, name) for name in kept))
+        policy = both(policy, _saves_attention) if "context" in kept else policy
+        return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
     policy = {
         "none": _saves_all_but_gathered,
         "dots": both(policies.dots_with_no_batch_dims_saveable, named(EXPERTS, SECOND_EXPERTS, STATISTICS)),

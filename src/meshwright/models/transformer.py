@@ -43,7 +43,14 @@ from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
 from .norms import normalised
 from .products import product
 from .quantised import CODES, SCALES, dequantised
-from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, SECOND_PRODUCT, rematerialised
+from .rematerialisation import (
+    AFTER_ATTENTION,
+    BLOCK_INPUT,
+    HIDDEN,
+    PRODUCT,
+    SECOND_PRODUCT,
+    rematerialised,
+)
 from .rotary import rotated, score_factor, turns_of
 
 ACTIVATIONS = {
@@ -56,6 +63,19 @@ PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "ou
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
 """All but the last product of attention and of the MLP."""
+NAMES = {
+    ("attention", "query_down"): "latents",
+    ("attention", "key_down"): "latents",
+    ("attention", "key_rotary"): "latents",
+    ("attention", "query"): "query",
+    ("attention", "key"): "key",
+    ("attention", "value"): "value",
+    ("attention", "output"): "out",
+    ("mlp", "up"): "mlp_up",
+    ("mlp", "gate"): "mlp_gate",
+    ("mlp", "down"): "mlp_out",
+}
+"""The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
 
 
 def _projected(x: Array, weight: Array, context: Context) -> Array:
@@ -514,6 +534,7 @@ class Transformer(Model):
             up = activation(self._project(h, layer, "mlp", "gate", context)) * up
         else:
             up = checkpoint_name(activation(up), SECOND_PRODUCT)
+        up = checkpoint_name(up, HIDDEN)
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
@@ -546,6 +567,7 @@ class Transformer(Model):
             # The residual after a product of this width is saved in its place, unless a norm lies between.
             is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
             named = SECOND_PRODUCT if name in self._second else PRODUCT
+            y = checkpoint_name(y, NAMES[group, name])
             return checkpoint_name(y, named) if is_read else y
 
     @contextmanager

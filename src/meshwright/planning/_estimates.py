@@ -31,11 +31,22 @@ from meshwright.config import (
     NF4_BLOCK,
     RunConfig,
     TransformerModel,
-    block_policies,
 )
 from meshwright.predict import Machine, attention_seconds
 
 from ._messages import collective_of
+from ._remat_values import (
+    ALTERNATE_DOTS,
+    BLOCKS_UNDER,
+    DOTS,
+    FULL,
+    NONE,
+    is_list,
+    keeps,
+    kept_of,
+    kinds,
+    unlisted_products,
+)
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
 from ._state import Weights, moments_of, share_of_tables, weights_of
 
@@ -43,31 +54,13 @@ Numbers = NDArray[np.float64]
 
 FP32, NARROW = 4, 2  # bytes of a parameter, and of an activation in 16 bits
 MOST_DEVICES = 10**6
-NONE, DOTS, DOTS_ATTENTION, FULL, ALTERNATE_DOTS = range(5)
-"""Places in `SETTINGS` of the rematerialisation policies that hold for single blocks."""
-BLOCKS_UNDER = np.array(
-    [
-        [blocks.count(name) / len(blocks) for name in SETTINGS["remat"][: ALTERNATE_DOTS + 1]]
-        for blocks in map(block_policies, SETTINGS["remat"])
-    ]
-)
-"""Share of the blocks under each of these, by the run's policy."""
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
 
 # Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
-# of the MLP's hidden width, and of the heads' width. These and the constants below were read off 96 compiled
-# candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores other seeds.
+# of the MLP's hidden width, and of the heads' width. These, the constants below and KEPT_BYTES were read off
+# 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores others.
 FORWARD_BYTES = (16.0, 8.0, 8.0)
 BACKWARD_BYTES = (32.0, 20.0, 12.0)
-# Bytes that a block keeps for each token until its backward pass, by policy: multiples of the same widths,
-# with the keys' and values' width last. `none` keeps what XLA does not fuse away.
-KEPT_BYTES = {
-    NONE: (24.0, 14.0, 10.0, 10.0),
-    DOTS: (4.0, 4.0, 2.0, 2.0),
-    DOTS_ATTENTION: (4.0, 4.0, 4.0, 2.0),
-    FULL: (0.0, 0.0, 0.0, 0.0),
-    ALTERNATE_DOTS: (2.0, 2.0, 4.0, 1.0),
-}
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
@@ -150,9 +143,10 @@ class Form:
         self.context, self.expert, self.tensor = sizes[:, CONTEXT], sizes[:, EXPERT], sizes[:, TENSOR]
         self.replicas = candidates.num_replicas.astype(float)
         self.micro = candidates.microbatch.astype(float)
-        self.under = BLOCKS_UNDER[candidates.settings["remat"]]
+        self.remat = candidates.settings["remat"]
+        self.under = BLOCKS_UNDER[kinds(self.remat)]
         self.offload = candidates.settings["offload"]
-        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data > 1)
+        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context > 1)
         self.length = float(config.batch.sequence_length)
         self.tokens = self.micro * self.length / self.context  # of one microbatch on one device
         self.passes = config.batch.sequences / (self.replicas * self.micro)
@@ -199,9 +193,9 @@ class Form:
     def _held(self, weights: Weights, *, over_data: bool) -> Numbers:
         """Return the parameters that one device holds between steps, or within one (not `over_data`).
 
-        Between steps ZeRO-1 divides them over data too.
+        Between steps ZeRO-1 divides them over data and context too.
         """
-        ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
+        ways = self.fsdp * np.where(self.zero1 & over_data, self.data * self.context, 1.0)
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
         blocks = (of_blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
         tables = share_of_tables(self.config, self.stage, self.tensor, between_steps=over_data)
@@ -262,7 +256,7 @@ class Form:
             0.0,
         )
         waiting = slots * self.tokens * self.width * self.activation_bytes / self.tensor
-        kept = self._by_policy(KEPT_BYTES) * self.tokens * self.layers_of_stage
+        kept = self._kept() * self.tokens * self.layers_of_stage
         kept = kept * np.where(self.stage > 1, slots, 1.0)
         working = self.tokens * (
             12 * self.width + (12 * self._mlp_share() * self.hidden + 8 * self.heads_width) / self.tensor
@@ -280,16 +274,16 @@ class Form:
         routed = float(experts) if factor is None else min(factor * chosen, experts)
         return routed + model.num_shared_experts
 
-    def _by_policy(self, table: dict[int, tuple[float, ...]]) -> Numbers:
-        """Return the bytes of each token by the policy; what `tensor` does not divide comes first."""
+    def _kept(self) -> Numbers:
+        """Return the bytes of each token that a block keeps by the policy."""
         found = np.zeros_like(self.tokens)
         scale = self.activation_bytes / NARROW
-        for policy, (whole, hidden, heads, keys) in table.items():
+        for share, (whole, hidden, heads, keys) in kept_of(self.remat):
             inside = (
                 hidden * self._mlp_share() * self.hidden + heads * self.heads_width + keys * self.keys_width
             )
             one = whole * self.width / self.tensor + inside / self.tensor
-            found = found + self.under[:, policy] * one
+            found = found + share * one
         return found * scale
 
     def _logits(self) -> Numbers:
@@ -345,7 +339,7 @@ class Form:
         forward, backward = self.block_products
         repeats = self._repeats()
         attention, attention_back = self.attention(backward=False), self.attention(backward=True)
-        kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * self._kept_passes()
+        kept = self._passes(self._kept() * self.tokens) * self._kept_passes()
         merged = self._passes(self._hops() * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
         again = self.machine.factors.again
         compute = {
@@ -476,16 +470,23 @@ class Form:
         full = self.under[:, FULL] * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
         products = full + self.under[:, ALTERNATE_DOTS] * self._second_products()
         return {
-            "matmul": products,
-            "attention": self.under[:, DOTS] + self.under[:, FULL],
+            "matmul": products + unlisted_products(self.remat, *self._sizes_of_products),
+            "attention": self.under[:, DOTS]
+            + self.under[:, FULL]
+            + (is_list(self.remat) & ~keeps(self.remat, "context")),
             "light": 1 - self.under[:, NONE],
         }
 
     def _second_products(self) -> Any:
         """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
-        hidden = self._mlp_share() * self.hidden
-        second = self.keys_width + self.heads_width + hidden * self._gated
-        return second / np.maximum(2 * (self.keys_width + self.heads_width) + hidden * (2 + self._gated), 1)
+        heads, keys, hidden, gated = self._sizes_of_products
+        second = keys + heads + hidden * gated
+        return second / np.maximum(2 * (keys + heads) + hidden * (2 + gated), 1)
+
+    @property
+    def _sizes_of_products(self) -> tuple[float, Numbers, Any, bool]:
+        """Return the widths of a block's heads, keys and hidden units, and whether those have a gate."""
+        return self.heads_width, self.keys_width, self._mlp_share() * self.hidden, self._gated
 
     def _kept_passes(self) -> Numbers:
         """Return how often a kept activation is read or written; a pipeline moves it between its slots."""
@@ -627,23 +628,24 @@ class Form:
         """Return the exposed seconds of the gradients' sum over `data`, and of ZeRO-1's gather.
 
         With several microbatches their sums are reduced once, after the last. With one, gradients are
-        reduced during the backward pass, which hides them for half of the time of all passes.
+        reduced during the backward pass, which hides them for half of the time of all passes. Under ZeRO-1
+        what crosses `data` is what a scatter over `context` leaves.
         """
         held = self._held_trained(over_data=False)
-        after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * self.sum_bytes, DATA)
+        left = held / np.where(self.zero1, self.context, 1.0)
+        after = np.where(self.zero1, 1.0, 2.0) * self._gather(left * self.sum_bytes, DATA)
         during = np.maximum(0.0, 2 * self._gather(held * self.gradient_bytes, DATA) - 0.5 * in_blocks)
-        gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
-        return np.where(self.passes > 1, after, during) + gathered
+        gathers = self._gather(left * NARROW, DATA) + self._gather(held * NARROW, CONTEXT)
+        return np.where(self.passes > 1, after, during) + np.where(self.zero1, gathers, 0.0)
 
     def _sum_over_context(self) -> Numbers:
         """Return the seconds of the one sum of gradients over `context` that follows several microbatches.
 
-        It is an all-reduce of what ZeRO-1 leaves of them; otherwise it is one with that over `data`, and the
-        dearer of both counts.
+        It is one all-reduce with that over `data`, and the dearer of both counts; under ZeRO-1 a scatter.
         """
         held = np.broadcast_to(self._held_trained(over_data=False) * self.sum_bytes, self.tokens.shape)
-        left = held / np.where(self.zero1, self.candidates.sizes[:, DATA], 1.0)
-        alone = self.collective("all-reduce", left, CONTEXT, times=2.0)
+        summed = self.collective("all-reduce", held, CONTEXT, times=2.0)
+        alone = np.where(self.zero1, self._gather(held, CONTEXT), summed)
         with_data = np.where(self.zero1, 0.0, 2.0 * self._gather(held, DATA))
         return np.where((self.stage > 1) | (self.passes > 1), np.maximum(0.0, alone - with_data), 0.0)
 

@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +24,30 @@ from meshwright.config import (
     ACTIVATION_RULES,
     AXES,
     AXIS_ALIASES,
+    NAMED_REMAT,
     PARAMETER_RULES,
+    RESULTS,
     Layout,
-    Remat,
     RunConfig,
     SGDOptimizer,
     TransformerModel,
     block_policies,
     check_precision,
     resolve_batch,
+    results_of,
+    saved_results,
 )
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance, usable_bytes
 
+from ._remat_values import NUM_NAMED, RematValues, joined, keeps, kinds
+
 Column = NDArray[np.int64]
 
 STAGE, DATA, FSDP, CONTEXT, EXPERT, TENSOR = range(len(AXES))
-SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "remat": get_args(Remat),
+SETTINGS: Mapping[str, Sequence[str]] = {
+    "remat": RematValues(),
     "zero1": ("false", "true"),
     "offload": ("none", "optimizer", "activations", "both"),
     "pipeline": ("1f1b", "gpipe"),
@@ -142,8 +147,11 @@ class Candidates:
         for axis in range(len(AXES)):
             columns += [(sizes[:, axis] > 1).astype(float), np.log2(sizes[:, axis]) / 4]
         for name, values in SETTINGS.items():
-            if name != "pipeline_chunks":
-                columns += [(self.settings[name] == place).astype(float) for place in range(1, len(values))]
+            if name == "pipeline_chunks":
+                continue
+            column = kinds(self.settings[name]) if name == "remat" else self.settings[name]
+            num_kinds = NUM_NAMED + 1 if name == "remat" else len(values)
+            columns += [(column == place).astype(float) for place in range(1, num_kinds)]
         columns += [np.log2(self.chunks.astype(float)) / 4]
         columns += [np.log2(self.microbatch.astype(float)) / 4]
         columns += [(self.inner != TENSOR).astype(float)]
@@ -362,13 +370,18 @@ def _split(text: str) -> tuple[str, list[str]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise InputError(f"cannot read {text!r}", hint="write it as tensor=8, or with commas: tensor=1,2,4,8")
-    return name.strip(), values.split(",")
+    several = values.split(",")
+    return name.strip(), joined(several) if name.strip() == "remat" else several
 
 
 def _checked_values(knob: str, values: tuple[str, ...]) -> tuple[str, ...]:
     known = SETTINGS.get(knob, AXES if knob == INNER else ())
     for value in values:
         if known and value not in known:
+            unknown = [name for name in saved_results(value) or () if name not in RESULTS]
+            if knob == "remat" and unknown:
+                what = f"{knob} = {value!r}: no result is called {unknown[0]!r}"
+                raise InputError(what, hint=nearest_name(unknown[0], RESULTS))
             raise InputError(f"{knob} = {value!r} is not known", hint=nearest_name(value, known))
         if not known and not (value.isascii() and value.isdigit() and 0 < int(value[:15]) < 10**12):
             raise InputError(f"{knob} = {value!r} is not a positive number", hint=f"use {knob}=1 or more")
@@ -524,7 +537,7 @@ def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> 
     """Return which candidates' value of a setting changes their program; the first value stands for all."""
     first = candidates.settings[name] == values[0]
     if name == "zero1":
-        return first | (candidates.size(DATA) > 1)
+        return first | (candidates.size(DATA) * candidates.size(CONTEXT) > 1)
     if name == "pipeline":  # gpipe keeps more than 1f1b and is as fast: only if somebody asks for it
         return first | ((candidates.size(STAGE) > 1) & (len(values) < len(SETTINGS[name])))
     return np.ones(len(candidates), bool)
@@ -570,7 +583,8 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()
     ]  # fmt: skip
-    tensor, replicas = candidates.size(TENSOR), candidates.size(DATA) * candidates.size(FSDP)
+    tensor, context = candidates.size(TENSOR), candidates.size(CONTEXT)
+    sharing = candidates.size(DATA) * context * candidates.size(FSDP)  # the state under ZeRO-1
     widths = model.sizes.split_dims.get("embed", {}).values()
     in_rows = candidates.size(STAGE) * tensor
     by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), in_rows)
@@ -580,13 +594,16 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
     fp8 = candidates.settings["precision"] == SETTINGS["precision"].index("fp8")
     return {
         "remat needs blocks": (remat == 0) | model.has_blocks,
+        "remat names results that the model's blocks do not make": ~keeps(
+            remat, *(set(RESULTS) - set(results_of(model) if isinstance(model, TransformerModel) else ()))
+        ),
         "remat has no whole groups of blocks on a stage": _has_whole_groups(config, candidates),
         "offload of activations needs remat = full and one stage": ~activations
         | (full & model.has_blocks & (candidates.size(STAGE) == 1)),
         "offload of moments needs moments": ~moments | has_moments,
         "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
-        | (_all_divisible(split, replicas) & (~by_columns | _all_divisible(widths, replicas * tensor))),
+        | (_all_divisible(split, sharing) & (~by_columns | _all_divisible(widths, sharing * tensor))),
         "adapters have one stage and no zero1": (config.lora.rank is None)
         | ((candidates.size(STAGE) == 1) & ~zero1),
         "sums of gradients in bf16 need products in bf16 or fp8": (config.gradient_sum != "bf16")
@@ -606,10 +623,11 @@ def _has_whole_groups(config: RunConfig, candidates: Candidates) -> NDArray[np.b
     model, stage = config.model, candidates.size(STAGE)
     if not isinstance(model, TransformerModel):
         return np.ones(len(candidates), bool)
-    sizes = np.array([len(block_policies(name)) for name in SETTINGS["remat"]])
-    groups = np.lcm(len(model.windows), sizes)[candidates.settings["remat"]]
+    sizes = np.array([*(len(block_policies(name)) for name in NAMED_REMAT), 1])
+    kind = kinds(candidates.settings["remat"])
+    groups = np.lcm(len(model.windows), sizes)[kind]
     held = groups_of_stage(config, stage) // candidates.chunks * len(model.windows)
-    alike = sizes[candidates.settings["remat"]] == 1
+    alike = sizes[kind] == 1
     return (stage == 1) | alike | ((held % groups == 0) & (model.num_layers % groups == 0))
 
 

@@ -90,7 +90,8 @@ class Shared:
     """Constants that all predictions share. Efficiencies are shares of catalog rates. Sources: runs.toml."""
 
     factor_without_sustained: float
-    backward_attention_share: float
+    backward_attention_share: Mapping[str, float]  # by attention kernel
+    slowest_share: float
     memory_efficiency: float
     network_efficiency: float
     network_alpha_seconds: float
@@ -131,11 +132,22 @@ def names_of(system: str) -> tuple[str, ...]:
 
 
 def sustained_share(chip: Chip) -> float | None:
-    """Return the share of its peak that a chip sustains in products of 16 bits or more; None if not known."""
+    """Return the share of its peak that one chip sustains in products of 16 bits or more; None if not known."""
     for system, run in runs()["sustained"].items():
         if chip.name in run.get("names", ()) or chip.name in names_of(system):
             return share_of_peak(run, chip)
     return runs()["other_tpus"]["share"] if chip.platform == "tpu" else None
+
+
+def sustained_in_fleet(chip: Chip, num_devices: int) -> float | None:
+    """Return the share of its peak that the slowest of `num_devices` GPUs sustains, for which the others wait.
+
+    A TPU has the share of `sustained_share`, which published runs of whole slices gave.
+    """
+    share = sustained_share(chip)
+    if share is None or chip.platform != "cuda" or num_devices == 1:
+        return share
+    return share * shared().slowest_share
 
 
 def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
@@ -318,6 +330,7 @@ class Machine:
     measured_attention: tuple[MeasuredAttention, ...] = ()
     narrow_products: bool = False  # float32 products run in bf16, on half of the bytes
     through_host: bool = False
+    backward_attention_share: float = 1.0  # of the forward rate, where attention was not measured
     alone: str = ""  # the cards that measured what one device reaches, where the fleet is one
     factors: Factors = NO_FACTORS  # those of `launch_seconds` are in it already
     inside_by_group: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -388,9 +401,7 @@ class Machine:
             rate = measured_attention(self.measured_attention, table.half_length, head_size, length, backward)
             share = rate / self.peak_flops_per_second[format_name]
             return AttentionRate(efficiency=share, half_length=0.0, start_seconds=0.0)
-        return replace(
-            table, efficiency=table.efficiency * (self.shared.backward_attention_share if backward else 1.0)
-        )
+        return replace(table, efficiency=table.efficiency * (self.backward_attention_share if backward else 1.0))
 
     def sustained_flops_per_second(self, format_name: str) -> float | None:
         """Return the rate that no product exceeds for long; None where it is not known."""
@@ -464,7 +475,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         )
     common, on_cuda = shared(), chip.platform == "cuda"
     rates = replace(rates_of(chip), attention=attention_of(chip, attention_kernel))
-    sustained = sustained_share(chip)
+    sustained = sustained_in_fleet(chip, fleet.num_devices)
     # JAX's default precision multiplies float32 as TF32 on NVIDIA and as bf16 on a TPU
     # (docs.jax.dev, jax.default_matmul_precision).
     reduced = "tf32" if on_cuda else "bf16" if chip.platform == "tpu" else "fp32"
@@ -488,19 +499,26 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         sustained_share=sustained,
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
         through_host=sends_through_host(chip) and not rates.measured,
+        backward_attention_share=common.backward_attention_share[attention_kernel],
     )
     if calibration is None:
-        return _alone(machine, chip, attention_kernel) if fleet.num_devices == 1 else machine
+        return _as_cards_reached(machine, fleet, attention_kernel)
     # Attention was measured with cuDNN's kernel; another library's kernel has its own rates.
     return _measured(machine, calibration, calibration.attention if attention_kernel == CUDNN else ())
 
 
-def _alone(machine: Machine, chip: Chip, attention_kernel: str) -> Machine:
-    """Return the machine with what a card of its silicon reached by itself, where one was measured."""
+def _as_cards_reached(machine: Machine, fleet: Fleet, attention_kernel: str) -> Machine:
+    """Return the machine with what cards of its silicon reached by themselves, where any were measured.
+
+    A fleet has their attention by cuDNN, and its own sustained products. One device has all that they reached.
+    """
+    chip = fleet.chip
     system = next((name for name, (chips, _) in _systems().items() if chip.name in chips), None)
     found = alone_rates(system, chip, attention_kernel)
     if found is None:
         return machine
+    if fleet.num_devices > 1:
+        return replace(machine, measured_attention=found.attention if attention_kernel == CUDNN else ())
     return replace(
         machine, sustained_share=found.share, measured_attention=found.attention, alone=found.measured
     )

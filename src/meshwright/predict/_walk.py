@@ -89,10 +89,12 @@ class Variation:
 
     `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
     which the link of every collective is derived again. `skips`: returns True for instructions to leave out.
+    `lengthened`: how many times as long collectives take, by the name of their slice.
     """
 
     hidden: str | None = None
     order: Order | None = None
+    lengthened: Mapping[str, float] = field(default_factory=dict[str, float])
     skips: Callable[[Computation, Instruction], bool] | None = None
 
 
@@ -156,7 +158,8 @@ class _Walker:
         if message is None:  # a group of one sends nothing
             return None
         transfer = transfer_of(self.machine, message, self._num_devices, self.variation.order)
-        transfer = replace(transfer, seconds=transfer.seconds * self.machine.factors.of(transfer.name))
+        factor = self.machine.factors.of(transfer.name) * self.variation.lengthened.get(transfer.name, 1.0)
+        transfer = replace(transfer, seconds=transfer.seconds * factor)
         return None if transfer.axes == self.variation.hidden else transfer
 
     def carried(self, computation: Computation, instruction: Instruction) -> Mapping[str, Transfer]:

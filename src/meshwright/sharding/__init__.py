@@ -28,6 +28,7 @@ from ._rules import num_shards as num_shards
 from ._rules import on_each_device as on_each_device
 from ._rules import parameter_spec as parameter_spec
 from ._rules import pin as pin
+from ._rules import replica_axes as replica_axes
 from ._rules import ring_size as ring_size
 from ._rules import rows_here as rows_here
 from ._rules import sequence_length as sequence_length

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ..config import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Rules
+from ..config import ACTIVATION_RULES, PARAMETER_RULES, REPLICA_AXES, ZERO1_RULES, Rules
 
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
@@ -108,7 +108,7 @@ def parameter_spec(
     `shape`: of a parameter at rest. Key-value heads are whole where `tensor` has more devices. Of a table
     with a vocabulary that `stage` and `tensor` do not divide, `tensor` splits the columns.
     """
-    rules = ZERO1_RULES if zero1 else PARAMETER_RULES
+    rules = _zero1_rules(mesh) if zero1 else PARAMETER_RULES
     if shape is not None and num_repeats(dims, shape, mesh) > 1:
         rules = {**rules, KV_HEADS: ()}
     if shape and dims[0] in TABLE_ROWS:
@@ -116,6 +116,20 @@ def parameter_spec(
         if shape[0] % ways:
             rules = {**rules, dims[0]: (), "embed": (*rules["embed"], "tensor")}
     return _spec(dims, mesh, rules)
+
+
+def replica_axes(mesh: AnyMesh) -> tuple[str, ...]:
+    """Return the axes of more than one device along which a step uses the same parameters, outermost first.
+
+    Shards in the mesh's order take one reduce-scatter over all of them; XLA makes none for another order.
+    """
+    return tuple(axis for axis in mesh.axis_names if axis in REPLICA_AXES and axis_size(mesh, axis) > 1)
+
+
+def _zero1_rules(mesh: AnyMesh) -> Rules:
+    """Return `ZERO1_RULES` with the axes of replicas in the order of the mesh."""
+    first = tuple(axis for axis in ZERO1_RULES["embed"] if axis not in REPLICA_AXES)
+    return {**ZERO1_RULES, **dict.fromkeys(("embed", "latent"), first + replica_axes(mesh))}
 
 
 def num_repeats(dims: Sequence[str], shape: Sequence[int], mesh: AnyMesh) -> int:
@@ -184,8 +198,8 @@ def gather(
 
     The gradient takes the reverse path: it is reduce-scattered over `fsdp` in its own format, then cast to
     the parameter's. (A plain sharding constraint would pin the gradient to the gathered layout, which
-    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
-    reduce-scattered over `data` too.
+    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data` and `context`, and its
+    gradient is reduce-scattered over both too.
 
     Key-value heads fewer than the devices along `tensor` are repeated to as many, one for each device.
 
@@ -352,9 +366,9 @@ def _table_gradient(
     total = jnp.zeros((num_rows, gradient.shape[2]), jnp.float32)
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
     others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
-    if zero1 and "data" in others:
-        total = jax.lax.psum_scatter(total, "data", scatter_dimension=1, tiled=True)
-        others = tuple(axis for axis in others if axis != "data")
+    if zero1 and (replicas := replica_axes(mesh)):
+        total = jax.lax.psum_scatter(total, replicas, scatter_dimension=1, tiled=True)
+        others = tuple(axis for axis in others if axis not in replicas)
     return jax.lax.psum(total, others) if others else total
 
 

@@ -10,8 +10,8 @@ format. Gradients and moments exist for `parameters`. `whole_parameters` puts bo
 Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
 and back after it, so its bytes cross the host's link twice per step.
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
-sharded over `data` too, and each replica updates its part. Gradients are reduce-scattered over the replicas.
-Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
+sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
+both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
-    With ZeRO-1 they are gathered over `data`, and in a pipeline all are cast to the compute format. Otherwise
-    the matrices of stacked layers are cast, unless there is one microbatch, which casts them itself. Tables
-    then stay in float32, in which the loss adds up their gradients. All stay so where gradients are to be
-    float32, for autodiff gives a gradient the format of its parameter.
+    With ZeRO-1 they are gathered over `data` and `context`, and in a pipeline all are cast to the compute
+    format. Otherwise the matrices of stacked layers are cast, unless there is one microbatch, which casts
+    them itself. Tables then stay in float32, in which the loss adds up their gradients. All stay so where
+    gradients are to be float32, for autodiff gives a gradient the format of its parameter.
     """
     dtype = grads.FORMATS[config.precision]
     if config.zero1 or jax.tree.leaves(shardings)[0].mesh.shape.get("stage", 1) > 1:
@@ -377,9 +377,9 @@ def whole_over_replicas(
 ) -> Tree:
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
-    Under ZeRO-1 it is whole over `data`, and a pipeline's head is whole over `stage`. It stays sharded by the
-    other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in
-    float32, and so do matrices with `Parameter.wide`.
+    Under ZeRO-1 it is whole over `data` and `context`, and a pipeline's head is whole over `stage`. It stays
+    sharded by the other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors
+    stay in float32, and so do matrices with `Parameter.wide`.
 
     Args:
         shardings: of `parameters`, a tree of the same structure.

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Key
 
 from ..models import Outcome, Parameter, is_parameter
-from ..sharding import AnyMesh, axes_of, axis_size
+from ..sharding import AnyMesh, axes_of, replica_axes
 from ._optimizer import is_matrix
 
 Tree = Any
@@ -29,8 +29,6 @@ Gradients = Callable[[Loss, Tree, Tree, Tree, Tree, Key[Array, ""], Tree], tuple
 """Maps loss, shardings, parameters, model state, batch, key and frozen parameters (None: none) to the whole
 batch's mean loss, outcome (state after the last microbatch, mean metrics) and mean gradient in float32.
 `gradients_of` is one. With frozen parameters, the loss takes them as the keyword `frozen`."""
-REPLICAS = "data"
-_SUMMED_LAST = (REPLICAS, "context")
 
 
 def gradients_of(
@@ -100,16 +98,16 @@ def gradients_by_replica(
     summed: Collection[str] = (),
     formats: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
-    """Return loss, outcome and mean gradient as `gradients_of`, with one reduction per step over `own_axes`.
+    """Return loss, outcome and mean gradient as `gradients_of`, but reduce once a step over `replica_axes`.
 
     Each device sums the gradients of its own tokens: rows of `data`, positions of `context`. `loss` then runs
-    on a mesh whose `own_axes` are manual. It must return a value for the device's tokens such that the mean
-    over these axes is the whole batch's loss. The model state must not depend on the tokens. A single
+    on a mesh with these axes manual. It must return a value for the device's tokens such that the mean over
+    them is the whole batch's loss. The model state must not depend on the tokens. A single
     microbatch is left to the partitioner, which places the reductions inside the backward pass, where
     computation can hide them. The reduction is in `formats`, as are the sums over microbatches.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
-    axes = own_axes(mesh)
+    axes = replica_axes(mesh)
     if jax.tree.leaves(batch)[0].shape[0] == 1 or not axes:
         return gradients_of(loss, shardings, parameters, state, batch, key, frozen, summed, formats)
 
@@ -139,43 +137,35 @@ def gradients_by_replica(
     return value, outcome, mean_over_parts(parts, shardings)
 
 
-def own_axes(mesh: AnyMesh) -> tuple[str, ...]:
-    """Return the axes over which gradients are summed once a step, each device having summed its own tokens'.
-
-    They split rows (`data`) or positions (`context`), and all parameters are whole along them in a step.
-    """
-    return tuple(axis for axis in _SUMMED_LAST if axis_size(mesh, axis) > 1)
-
-
 def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
     """Return the PartitionSpec of a batch [microbatches, rows, ...] in code that is manual along `axes`.
 
     Along `context` it is whole: the model takes its positions, which lie apart in the window.
     """
-    return PartitionSpec(None, REPLICAS if REPLICAS in axes else None)
+    return PartitionSpec(None, "data" if "data" in axes else None)
 
 
 def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
-    """Average arrays [parts, ...] over their first dim, of which each place of `own_axes` holds its own part.
+    """Average arrays [parts, ...] over their first dim, of which each place of `replica_axes` has a part.
 
     They cross the network in their own format, and the results are in float32. Each array takes one
-    all-reduce over these axes. If `shardings` shard its result over some of them, such as `data`, it takes
-    reduce-scatters over these, and an all-reduce of what is left over the others.
+    all-reduce over these axes. If `shardings` shard a dim of its result over some of them, it takes one
+    reduce-scatter over these, and an all-reduce of what is left over the others.
 
     Args:
         summed: for each array, further axes over which its parts are added, not averaged; none by default.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
-    axes = own_axes(mesh)
+    axes = replica_axes(mesh)
     num_parts = math.prod(mesh.shape[axis] for axis in axes)
     summed = jax.tree.map(lambda _: (), shardings) if summed is None else summed
 
     def mean(total: Array, spec: PartitionSpec, left: tuple[str, ...]) -> Array:
         for place, split in enumerate(spec):
-            for axis in axes_of(split):
-                if axis in left:
-                    total = jax.lax.psum_scatter(total, axis, scatter_dimension=place, tiled=True)
-                    left = tuple(other for other in left if other != axis)
+            scattered = tuple(axis for axis in axes_of(split) if axis in left)
+            if scattered:
+                total = jax.lax.psum_scatter(total, scattered, scatter_dimension=place, tiled=True)
+                left = tuple(axis for axis in left if axis not in scattered)
         total = jax.lax.psum(total, left) if left else total
         return total.astype(jnp.float32) / num_parts
 
@@ -185,7 +175,7 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
         )
 
     inputs = jax.tree.map(
-        lambda s, more: PartitionSpec(axes + more, *without_axes(s.spec, {REPLICAS, *more})),
+        lambda s, more: PartitionSpec(axes + more, *without_axes(s.spec, {*axes, *more})),
         shardings,
         summed,
     )

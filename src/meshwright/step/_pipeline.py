@@ -19,8 +19,8 @@ from jaxtyping import Array, Key
 
 from ..config import PipelineSchedule, Ticks
 from ..models import Outcome
-from ..sharding import axes_of
-from ._gradients import mean_over_parts, own_axes, rows_spec
+from ..sharding import axes_of, replica_axes
+from ._gradients import mean_over_parts, rows_spec
 from ._stage import AXIS, ContextOf, Stage, Staged, Totals
 
 Tree = Any
@@ -110,7 +110,7 @@ class Pipeline:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes along which each device sums the gradients of its own tokens."""
-        return own_axes(self.mesh)
+        return replica_axes(self.mesh)
 
     def _on_each_stage(self, local: Any, more_inputs: Any, outputs: Any) -> Any:
         """Wrap `local` of parameters, batch and more to run on each stage of each part of the tokens."""

@@ -38,7 +38,7 @@ class PaddedTables:
     Args:
         declared: all of the model's parameters.
         mesh: the run's.
-        zero1: whether tables are split over `data` too.
+        zero1: whether tables are split over `data` and `context` too.
     """
 
     def __init__(self, declared: Tree, mesh: Mesh, zero1: bool) -> None:
