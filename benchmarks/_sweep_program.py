@@ -18,8 +18,10 @@ wait is not known, and counts as a risk (`Stacked.risk`).
 from __future__ import annotations
 
 import functools
+import tomllib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +82,11 @@ MODELS = {
 }
 
 
+SOFTWARE = "PyTorch of 2021 to 2025, kernel by kernel"
+_ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
+PRODUCTS = next(float(each["products"]) for each in _ASSUMED["software"] if each["name"] == SOFTWARE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The habits and constants of one training program; defaults: nanotron. `SOURCES` names the sources."""
@@ -90,6 +97,7 @@ class Program:
     recompute: bool = False
     sequence_sharded: bool = True
     uneven_stages: bool = True
+    products: float = PRODUCTS
     overlapped_reduction: bool = True
     width_bytes: float = 108.0
     whole_width_bytes: float = 0.0
@@ -115,6 +123,7 @@ class Program:
 
 
 SOURCES = {
+    "products": "published_assumptions.toml: of this software, by published runs, vTrain's too",
     "width_bytes, mlp_bytes": "counted by hand: passes of eager kernels, per token 24 h + 24 h + 60 h + 36 f",
     "gradient_bytes": "counted: fp32 gradient sum per weight and microbatch (read 2 + 4, write 4)",
     "logit_bytes": "counted: passes of cast, softmax and loss over one logit",
@@ -282,7 +291,7 @@ class Stacked:
         forward, backward = form.block_products
         attention = again * form.attention(backward=False) + form.attention(backward=True)
         parts = {
-            "matmul": again * forward + backward,
+            "matmul": (again * forward + backward) / program.products,
             "attention": attention,
             "memory-bound": self._elementwise(),
             "tensor": self._tensor(),
@@ -326,8 +335,9 @@ class Stacked:
         exposed = 4 * gather + 2 * scatter
         for rows, columns in (shape.matrices[0], shape.matrices[2]):
             k, n = np.full_like(form.tokens, rows), columns / form.tensor
-            exposed = exposed + np.maximum(gather - form.products(form.tokens / form.tensor, n, k), 0.0)
-            exposed = exposed + np.maximum(scatter - form.products(k, n, form.tokens), 0.0)
+            own = form.products(form.tokens / form.tensor, n, k) / program.products
+            weights = form.products(k, n, form.tokens) / program.products
+            exposed = exposed + np.maximum(gather - own, 0.0) + np.maximum(scatter - weights, 0.0)
         return np.where(form.tensor > 1, exposed, 0.0)
 
     @cached_property
@@ -338,7 +348,8 @@ class Stacked:
         products = form.products(form.tokens, columns, width) + form.products(form.tokens, width, columns)
         products = products + form.products(width, columns, form.tokens)
         passed = program.logit_bytes * form.tokens * columns
-        return products, self._copied(passed + program.gradient_bytes * shape.head_parameters / form.tensor)
+        copied = self._copied(passed + program.gradient_bytes * shape.head_parameters / form.tensor)
+        return products / program.products, copied
 
     def _reduction(self, dearest: Numbers) -> Numbers:
         """Return the exposed seconds of the all-reduce over data of the largest stage, and a gather."""

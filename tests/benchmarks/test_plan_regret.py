@@ -92,9 +92,7 @@ def sweep_like(model="3B", nodes=(1, 4)):
     for count in nodes:
         sizes = itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4), (0, 1))
         cases = [
-            (8 * count // (tp * pp), pp, tp, mbs, zero)
-            for tp, pp, mbs, zero in sizes
-            if tp * pp <= 8 * count
+            (8 * count // (tp * pp), pp, tp, mbs, zero) for tp, pp, mbs, zero in sizes if tp * pp <= 8 * count
         ]
         priced = price(group(*cases, shape=MODELS[model], nodes=count))
         for (dp, pp, tp, mbs, zero), price_of, fits in zip(
@@ -176,7 +174,7 @@ def test_equal_promises_are_decided_by_the_layout_not_by_the_order():
 
 
 def test_memory_does_not_outrank_the_price():
-    # 8B on 32 hosts: the first may not fit, and the second surely does, but takes longer than two of the first.
+    # 8B on 32 hosts: the first may not fit; the second surely does, but takes longer than two of the first.
     doubtful, sure = (64, 1, 4, 4, 0), (32, 1, 4, 1, 1)
     found = price(group(doubtful, sure, shape=MODELS["8B"], nodes=32))
     assert 0.5 < found.memory.fits[0] < 0.95 < found.memory.fits[1]
@@ -369,7 +367,9 @@ def test_a_pipelines_bubble_is_the_slowest_stage_for_each_further_microbatch():
     assert stages_of(shape, 4) == ((8, 8, 8, 4), 3, True)
     few = stacked_of(dataclasses.replace(group((1, 4, 2, 1, 0)), sequences=4))
     many = stacked_of(dataclasses.replace(group((1, 4, 2, 1, 0)), sequences=20))
-    one = stacked_of(dataclasses.replace(group((4, 1, 2, 1, 0)), sequences=4))  # a single microbatch, no stages
+    one = stacked_of(
+        dataclasses.replace(group((4, 1, 2, 1, 0)), sequences=4)
+    )  # a single microbatch, no stages
     layers = {name: one.parts()[name][0] for name in ("attention", "tensor")}
     for name, seconds in layers.items():  # neither is part of the head
         more = many.parts()[name][0] - few.parts()[name][0]
