@@ -244,6 +244,6 @@ def score_parts(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def without_fitted(groups: Sequence[Group]) -> float:
     """Return the mean regret with every fitted constant of the stack set to 0."""
-    zeros = dict.fromkeys(FITTED, 0.0)
+    zeros = {**dict.fromkeys(FITTED, 0.0), "slow_tensor_factor": 1.0}
     bare = [replace(group, program=replace(group.program, **zeros)) for group in groups]
     return float(np.mean([each["regret"] for each in score(bare)]))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshwright.planning import Priors, fitting_probability
 
 SPARE_SHARE = 0.1  # of the room, for "fits with room to spare"
+ALLOCATOR_SHARE = 0.05  # of the room, that PyTorch's caching allocator needs to reuse what it freed
 STATE_BYTES = 8.0  # bf16 weight and gradient, fp32 gradient sum: per weight of a rank
 SHARDED_STATE_BYTES = 12.0  # fp32 master weight and two moments: divided by dp with ZeRO-1
 LOGIT_BYTES = 8.0  # bf16 and fp32 copies, and the gradient
@@ -49,14 +50,14 @@ class Memory:
 
     @property
     def fits(self) -> Numbers:
-        """The probability that the candidate fits.
+        """The probability that the candidate fits, with what the allocator needs.
 
-        Expected is the geometric mean of both estimates; they are one standard deviation to either side,
-        besides the noise that the planner's search takes a compiled candidate's memory to have.
+        The lower estimate is expected. Half of the way to the upper is a standard deviation, besides the
+        noise that the planner's search takes a compiled candidate's memory to have.
         """
         half = np.log(self.upper / self.lower) / 2
         spread = np.sqrt(half**2 + Priors().memory_noise ** 2)
-        return fitting_probability(np.sqrt(self.lower * self.upper), spread, self.room)
+        return fitting_probability(self.lower, spread, (1 - ALLOCATOR_SHARE) * self.room)
 
 
 def memory_of(stacked: Stacked, room: Numbers) -> Memory:

@@ -120,6 +120,8 @@ class Program:
     stall_share: float = 0.27
     stall_seconds: float = 1.15
     stall_two_stages_seconds: float = 0.6
+    slow_tensor_share: float = 0.28
+    slow_tensor_factor: float = 2.5
 
 
 SOURCES = {
@@ -140,6 +142,8 @@ SOURCES = {
     "tensor_seconds": "fitted: what 3B's steps take beyond their passes, for each parameter tensor",
     "stall_share, stall_seconds, stall_two_stages_seconds": "fitted: 64 of 239 of 3B's runs with stages over "
     "hosts and tensor inside them waited so long for each microbatch, for which no column shows a cause",
+    "slow_tensor_share, slow_tensor_factor": "fitted: 11 of 40 of 3B's runs with one stage and tensor over "
+    "hosts took so many times as long as the others like them",
     "products, attention, collectives": "meshwright.planning.Form, with the rates of meshwright.predict",
 }
 
@@ -169,6 +173,7 @@ MEGATRON = Program(
     host_tensor_stage_seconds=0.0,
     tensor_seconds=0.0,
     stall_share=0.0,
+    slow_tensor_share=0.0,
 )
 
 
@@ -273,15 +278,16 @@ class Stacked:
         return sum(self.parts().values(), np.zeros_like(self.form.tokens))
 
     def risk(self, seconds: Numbers) -> Numbers:
-        """Return the factor on the seconds by which a planner that knows of stalls weighs each candidate.
+        """Return the factor on the seconds by which a planner that knows of slow runs weighs each candidate.
 
-        It is the geometric mean over whether a run stalls: an arithmetic one would let the rare stall of a
-        second outweigh everything that is known of the others.
+        It is the geometric mean over whether a run stalls, or is slow for its tensor over hosts: an
+        arithmetic one would let a rare stall outweigh everything that is known of the others.
         """
         form, program = self.form, self.program
         each = np.where(form.stage == 2, program.stall_two_stages_seconds, program.stall_seconds)
         exposed = (form.stage > 1) & self.several_hosts
-        return (1 + form.passes * each / seconds) ** (program.stall_share * exposed)
+        stalls = (1 + form.passes * each / seconds) ** (program.stall_share * exposed)
+        return stalls * program.slow_tensor_factor ** (program.slow_tensor_share * self.over_hosts)
 
     @cached_property
     def _layer(self) -> dict[str, Numbers]:

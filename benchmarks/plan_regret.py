@@ -45,6 +45,7 @@ LISTED = ("schema", "groups", "parts", "megatron", "noise_floor")  # in the reco
 GROUP_KEYS = ("model", "nodes", "layouts", "choice", "best", "regret", "rank_correlation")
 MEMORY_SOURCES = {
     "SPARE_SHARE": "judgement",
+    "ALLOCATOR_SHARE": "judgement: all 9 of 3B's runs with 70 GB and more took 4 to 10 times as long",
     "STATE_BYTES": "counted: bf16 weight and gradient, fp32 gradient sum",
     "SHARDED_STATE_BYTES": "counted: fp32 master weight, two moments",
     "LOGIT_BYTES": "counted: bf16 and fp32 copies, gradient",
