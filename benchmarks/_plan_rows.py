@@ -1,5 +1,7 @@
 """Read the public layout sweeps, and group their rows by what the planner had to choose for.
 
+A group is a run of ours on a fleet, and its rows are candidates of the planner's own space.
+
 Rows are sorted by their layout, never by their result, because the files are sorted by speed: with ties, any
 planner would look perfect if the first row won.
 """
@@ -13,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from _sweep_program import MODELS, Layouts, Shape
+from _sweep_program import DATA, MEGATRON, MODELS, STAGE, SWEEP, TENSOR, Program, Shape
+from numpy.typing import NDArray
+
+from meshwright.config import AXES, RunConfig
+from meshwright.hardware import Fleet
+from meshwright.planning import Candidates, parsed_knobs, space_of
 
 SEQUENCES = 256  # of a step of the sweep
 MOST_NODES = 32  # the 64-node group has outliers: see shared/facts/README.md
@@ -59,23 +66,77 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All configurations of one model on one number of nodes; `rows` sorted by layout."""
+    """All configurations of one model and batch on one number of nodes; `rows` sorted by layout."""
 
     model: str
     nodes: int
     shape: Shape
+    sequences: int  # of a step
     rows: tuple[Row, ...]
+    program: Program
 
     @property
-    def layouts(self) -> Layouts:
-        """The rows' layouts as arrays."""
-        return layouts_of(self.rows)
+    def fleet(self) -> Fleet:
+        """The fleet of the runs: hosts of eight."""
+        return Fleet.parse(f"{self.nodes}x8x{self.program.chip}")
+
+    @property
+    def run(self) -> RunConfig:
+        """The run that `plan` is asked to place, with the settings that the program has no choice of."""
+        shape = self.shape
+        model: dict[str, object] = {
+            "kind": "transformer",
+            "num_layers": shape.num_layers,
+            "embed_dim": shape.width,
+            "num_heads": shape.num_heads,
+            "num_kv_heads": shape.num_heads,
+            "mlp_dim": shape.mlp,
+            "vocab_size": shape.vocabulary,
+            "tied_embeddings": shape.tied,
+        }
+        if shape.gated:
+            model |= {"position": "rotary", "rope_theta": 500000.0}
+        else:
+            model |= {"norm": "layer", "mlp": "plain", "activation": "gelu"}
+            model |= {"position": "learned", "max_positions": shape.sequence}
+        return RunConfig.model_validate(
+            {
+                "name": shape.name,
+                "model": model,
+                "data": {"source": "synthetic"},
+                "optimizer": {"kind": "adamw", "learning_rate": 1e-4, "clip_norm": 1.0},
+                "schedule": {"kind": "constant"},
+                "precision": self.program.precision,
+                "remat": "full" if self.program.recompute else "none",
+                "batch": {"sequences": self.sequences, "sequence_length": shape.sequence},
+                "steps": 1,
+            }
+        )
+
+    def candidates(self) -> tuple[Candidates, NDArray[np.bool_]]:
+        """Return the rows as candidates of `plan`, and which of them its space has.
+
+        The space is that of the knobs that the program has: data, stage and tensor, microbatch, ZeRO-1.
+        """
+        run = self.run
+        fixed = {axis: "1" for axis in AXES if axis not in ("data", "stage", "tensor")}
+        fixed |= {"remat": run.remat, "offload": "none", "pipeline": "1f1b", "pipeline_chunks": "1"}
+        space = space_of(run, self.fleet, parsed_knobs({**fixed, "inner": "tensor"})).candidates
+        sizes = np.ones((len(self.rows), len(AXES)), np.int64)
+        for axis, name in ((STAGE, "stages"), (DATA, "data"), (TENSOR, "tensor")):
+            sizes[:, axis] = [getattr(row, name) for row in self.rows]
+        micro = np.array([row.microbatch for row in self.rows], np.int64)
+        zero1 = np.array([row.zero if row.data > 1 else 0 for row in self.rows], np.int64)
+        known = set(map(tuple, _keys(space.sizes, space.microbatch, space.settings["zero1"]).tolist()))
+        has = np.array([tuple(key) in known for key in _keys(sizes, micro, zero1).tolist()])
+        settings = {name: np.full(len(micro), column[0]) for name, column in space.settings.items()}
+        inner = np.full(len(micro), TENSOR, np.int64)
+        settings["zero1"] = zero1
+        return Candidates(sizes=sizes, inner=inner, microbatch=micro, settings=settings), has
 
 
-def layouts_of(rows: Sequence[Row]) -> Layouts:
-    """Return rows as arrays of their layouts' fields."""
-    names = ("data", "stages", "tensor", "microbatch", "count", "zero")
-    return Layouts(**{name: np.array([getattr(row, name) for row in rows], float) for name in names})
+def _keys(sizes: NDArray[np.int64], *columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([sizes, *(column[:, None] for column in columns)], axis=1)
 
 
 def _read(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -141,7 +202,14 @@ def read_sweep(path: Path, most_nodes: int = MOST_NODES) -> tuple[list[Group], i
         )
     order = list(MODELS)
     return [
-        Group(model=model, nodes=nodes, shape=MODELS[model], rows=_sorted(groups[model, nodes]))
+        Group(
+            model=model,
+            nodes=nodes,
+            shape=MODELS[model],
+            sequences=SEQUENCES,
+            rows=_sorted(groups[model, nodes]),
+            program=SWEEP,
+        )
         for model, nodes in sorted(groups, key=lambda key: (order.index(key[0]), key[1]))
     ], left_out
 
@@ -175,7 +243,7 @@ def read_megatron(path: Path, fewest: int = 4) -> list[Group]:
             )
         )
     made = []
-    for (layers, width, heads, sequence, gpus, _), rows in sorted(groups.items()):
+    for (layers, width, heads, sequence, gpus, batch), rows in sorted(groups.items()):
         if len(rows) < fewest:
             continue
         shape = Shape(
@@ -189,5 +257,14 @@ def read_megatron(path: Path, fewest: int = 4) -> list[Group]:
             gated=False,
             tied=True,
         )
-        made.append(Group(model=shape.name, nodes=gpus // 8, shape=shape, rows=_sorted(rows)))
+        made.append(
+            Group(
+                model=shape.name,
+                nodes=gpus // 8,
+                shape=shape,
+                sequences=batch,
+                rows=_sorted(rows),
+                program=MEGATRON,
+            )
+        )
     return made

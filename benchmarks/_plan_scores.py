@@ -1,30 +1,34 @@
 """Score the planner's choice among layouts that were run: regret, rank correlation, refusals, noise floor.
-
-A group's choice is made among the rows that ran, because the regret of a run that failed is not defined. The
-choice among all rows of the group, failed ones included, is reported beside it: how often it failed.
-Runs within 3 % of the best count as the best; `raw_regret` has no such allowance.
+A group's rows are ordered as `plan` orders candidates before it compiles them: by the probability that they
+fit over the expected seconds (`planning.promise_of`), with the seconds and the memory of the program that
+ran them. The choice is the first in that order that ran: a plan's candidate that does not fit costs a
+compilation, and the next one follows. How many failed before the choice is reported beside it, and whether
+the very first did. Runs within 3 % of the best count as the best; `raw_regret` has no such allowance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from _plan_rows import Group, Row
 from _sweep_memory import Memory, memory_of
-from _sweep_program import MEGATRON, SWEEP, Layouts, Machine, Numbers, Program, Stages, step_seconds
+from _sweep_program import FITTED, Numbers, Stacked
 from numpy.typing import NDArray
 
-TIED = 0.03  # of the best time: as good as the best (shared/facts/README.md); of the least cost: as good
-# Margins of the choice, not of the time: such a layout must promise to be faster by so much. On 3B 31 % of
-# the runs with stages over hosts and dp > 1 waited 0.5 s (two stages) or 1 s (more) for each microbatch,
-# whatever its size, but none of 22 with dp = 1 and none of 89 with one stage. The cause is not known. 28 % of
-# those with tensor over hosts took over 1.5 times their price.
-STALL_MARGIN = 1.25
-TENSOR_MARGIN = 1.5
+from meshwright.planning import Form, promise_of, room_of
+from meshwright.predict import machine_of
+
+TIED = 0.03  # of the best time: as good as the best (shared/facts/README.md)
 EXPERT_TENSOR, EXPERT_MICROBATCH = 8, 2
+# Parts of the rows in which the choice is harder: larger models have no layouts with less model parallelism.
+PARTS: Mapping[str, Callable[[Row], bool]] = {
+    "several stages": lambda row: row.stages > 1,
+    "tensor of 8 or more": lambda row: row.tensor >= 8,
+    "stages and tensor of 16 ways or more": lambda row: row.stages * row.tensor >= 16,
+}
 NOISES = (0.03, 0.05, 0.08)
 DRAWS = 2000
 
@@ -33,44 +37,30 @@ DRAWS = 2000
 class Priced:
     """The planner's view of a group's rows, in their order."""
 
-    seconds: Numbers  # predicted
-    crashes: NDArray[np.bool_]  # expected by the rule that places the stages, whatever the memory
-    preference: NDArray[np.int64]  # 0 fits with room, 1 may fit, 2 refused or expected to crash
-    cost: Numbers  # what the choice minimises
+    seconds: Numbers  # predicted of the program that ran
+    own_seconds: Numbers  # of our own program in the same layout
+    legal: NDArray[np.bool_]  # whether the planner's space has the candidate
+    promise: Numbers  # what the choice maximises
     memory: Memory
 
 
-def price(group: Group, program: Program = SWEEP) -> Priced:
-    """Return the predicted times, verdicts and costs of a group's rows."""
-    layouts = group.layouts
-    machine = Machine.of(program)
-    stages = Stages.of(program, group.shape, layouts)
-    memory = memory_of(group.shape, layouts, stages)
-    seconds = step_seconds(program, group.shape, layouts)
-    preference = np.where(memory.refused | ~stages.runs, 2, np.where(memory.with_spare, 0, 1))
-    cost = seconds * margins(layouts, float(machine.chip.chips_per_host or 1))
-    if program.recompute:  # all of vTrain's rows ran; the bounds and margins are those of the sweep's program
-        preference, cost = np.zeros(len(seconds), np.int64), seconds
-    return Priced(seconds=seconds, crashes=~stages.runs, preference=preference, cost=cost, memory=memory)
+def price(group: Group) -> Priced:
+    """Return the predicted times, memory and promise of a group's rows."""
+    candidates, legal = group.candidates()
+    fleet, program = group.fleet, group.program
+    machine = machine_of(fleet, None, program.attention_kernel)
+    form = Form(group.run, machine, candidates, fits=True)
+    stacked = Stacked(program, group.shape, form)
+    memory = memory_of(stacked, room_of(fleet, candidates))
+    seconds = stacked.seconds()
+    fits = np.ones(len(seconds)) if program.recompute else memory.fits  # all of vTrain's rows ran
+    promise = promise_of(seconds * stacked.risk(seconds), np.where(legal & stacked.stages.runs, fits, 0.0))
+    return Priced(seconds=seconds, own_seconds=form.seconds(), legal=legal, promise=promise, memory=memory)
 
 
-def margins(layouts: Layouts, host: float) -> Numbers:
-    """Return the factor by which each layout's time is raised for the choice."""
-    stalls = (layouts.stages > 1) & (layouts.data > 1) & (layouts.devices > host)
-    return np.where(stalls, STALL_MARGIN, 1.0) * np.where(layouts.tensor > host, TENSOR_MARGIN, 1.0)
-
-
-def choose(rows: Sequence[Row], priced: Priced, among: Sequence[int]) -> int:
-    """Return the index of the chosen row.
-
-    The best verdict counts first, then the least cost. Costs within 3 % of the least are not told apart: of
-    those the layout with least model parallelism is taken, then the least cost, then the layout's name.
-    """
-    verdict = min(priced.preference[i] for i in among)
-    allowed = [i for i in among if priced.preference[i] == verdict]
-    least = min(priced.cost[i] for i in allowed)
-    tied = [i for i in allowed if priced.cost[i] <= least * (1 + TIED)]
-    return min(tied, key=lambda i: (rows[i].stages * rows[i].tensor, priced.cost[i], rows[i].layout))
+def choose(rows: Sequence[Row], promise: Numbers, among: Sequence[int]) -> int:
+    """Return the index of the chosen row: the most promising, of equal ones the first by its layout."""
+    return min(among, key=lambda i: (-promise[i], rows[i].layout))
 
 
 def regret_of(seconds: float, best: float) -> float:
@@ -118,15 +108,16 @@ def baselines(rows: Sequence[Row], best: float) -> dict[str, float]:
     }
 
 
-def score_group(group: Group, program: Program = SWEEP) -> dict[str, Any] | None:
+def score_group(group: Group) -> dict[str, Any] | None:
     """Return the score of one group, or None if fewer than two of its rows ran."""
     ran = [i for i, row in enumerate(group.rows) if row.seconds]
     if len(ran) < 2:
         return None
-    priced = price(group, program)
+    priced = price(group)
     measured = np.array([group.rows[i].seconds for i in ran], float)
-    chosen, best = choose(group.rows, priced, ran), ran[int(np.argmin(measured))]
-    anything = choose(group.rows, priced, range(len(group.rows)))
+    chosen, best = choose(group.rows, priced.promise, ran), ran[int(np.argmin(measured))]
+    anything = choose(group.rows, priced.promise, range(len(group.rows)))
+    own = choose(group.rows, 1 / priced.own_seconds, ran)
     fastest = float(measured.min())
     took = float(group.rows[chosen].seconds or 0)
     return {
@@ -140,10 +131,13 @@ def score_group(group: Group, program: Program = SWEEP) -> dict[str, Any] | None
         "rank_correlation": rank_correlation(priced.seconds[ran], measured),
         "choice_seconds": took,
         "predicted_seconds": float(priced.seconds[chosen]),
+        "choice_fits": float(priced.memory.fits[chosen]),
         "best_seconds": fastest,
         "best_predicted_seconds": float(priced.seconds[best]),
+        "failed_before": int((priced.promise > priced.promise[chosen]).sum()),
         "unrestricted_choice": group.rows[anything].layout,
         "unrestricted_choice_ran": bool(group.rows[anything].seconds),
+        "own_program_regret": regret_of(float(group.rows[own].seconds or 0), fastest),
         "baselines": baselines([group.rows[i] for i in ran], fastest),
         "errors": [float(error) for error in priced.seconds[ran] / measured - 1],
         "refusals": refusals(group, priced),
@@ -153,15 +147,14 @@ def score_group(group: Group, program: Program = SWEEP) -> dict[str, Any] | None
 def refusals(group: Group, priced: Priced) -> dict[str, int]:
     """Return counts: rows that ran, rows that failed, and our wrong verdicts of each kind."""
     ran = np.array([row.seconds is not None for row in group.rows])
-    refused, spare = priced.memory.refused, priced.memory.with_spare
+    refused, spare, legal = priced.memory.refused, priced.memory.with_spare, priced.legal
     return {
         "ran": int(ran.sum()),
         "failed": int((~ran).sum()),
-        "false": int((ran & refused).sum()),
-        "missed": int((~ran & spare).sum()),
-        "missed_as_crashes": int((~ran & spare & priced.crashes).sum()),
-        "crashes_failed": int((~ran & priced.crashes).sum()),
-        "crashes_ran": int((ran & priced.crashes).sum()),
+        "false": int((ran & legal & refused).sum()),
+        "missed": int((~ran & legal & spare).sum()),
+        "not_in_space_failed": int((~ran & ~legal).sum()),
+        "not_in_space_ran": int((ran & ~legal).sum()),
     }
 
 
@@ -218,6 +211,8 @@ def summary_of(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "false_refusals": counts["false"] / max(counts["ran"], 1),
         "missed_refusals": counts["missed"] / max(counts["failed"], 1),
         "refusal_counts": counts,
+        "own_program_regret": float(np.mean([group["own_program_regret"] for group in scored])),
+        "failed_before": sum(group["failed_before"] for group in scored),
         "step_time_error": float(np.mean(np.abs(errors))),
         "median_step_time_error": float(np.median(np.abs(errors))),
         "unrestricted_choices_failed": sum(not group["unrestricted_choice_ran"] for group in scored),
@@ -230,11 +225,25 @@ def summary_of(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def score(groups: Sequence[Group], program: Program = SWEEP) -> list[dict[str, Any]]:
+def score(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return the scores of all groups in which at least two rows ran."""
-    return [found for group in groups if (found := score_group(group, program)) is not None]
+    return [found for group in groups if (found := score_group(group)) is not None]
 
 
-def score_megatron(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return the scores of Megatron's groups."""
-    return score(groups, MEGATRON)
+def score_parts(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return mean and median regret where only a part of each group's rows may be chosen."""
+    found: list[dict[str, Any]] = []
+    for name, is_part in PARTS.items():
+        parts = [replace(group, rows=tuple(filter(is_part, group.rows))) for group in groups]
+        regrets = [each["regret"] for each in score([part for part in parts if part.rows])]
+        if regrets:
+            spreads = spread(regrets)
+            found.append({"part": name, "groups": len(regrets), **spreads})
+    return found
+
+
+def without_fitted(groups: Sequence[Group]) -> float:
+    """Return the mean regret with every fitted constant of the stack set to 0."""
+    zeros = {**dict.fromkeys(FITTED, 0.0), "slow_tensor_factor": 1.0}
+    bare = [replace(group, program=replace(group.program, **zeros)) for group in groups]
+    return float(np.mean([each["regret"] for each in score(bare)]))

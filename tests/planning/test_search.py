@@ -145,7 +145,13 @@ def test_the_search_ends_when_nothing_promises_a_saving():
     space = space_of(run, fleet)
     count = len(space.candidates)
     ones, seconds = np.ones(count), np.geomspace(1, 1e6, count)
-    flat = Estimates(memory_bound=ones, memory=ones, seconds_bound=ones * 1e-9, seconds=seconds)
+    flat = Estimates(
+        memory_bound=ones,
+        memory=ones,
+        seconds_bound=ones * 1e-9,
+        seconds=seconds,
+        seconds_fitting=seconds,
+    )
     search = Search(space.candidates, flat, np.full(count, 1e9))
     rows = []
     while (row := search.next()) is not None:
@@ -178,3 +184,32 @@ def test_eight_bits_are_estimated_faster_and_their_bound_is_lower():
     assert fp8.any()
     assert (estimates.seconds[fp8] < estimates.seconds[~fp8]).mean() > 0.95
     assert (estimates.seconds_bound[fp8] < estimates.seconds_bound[~fp8]).all()
+
+
+def test_an_estimate_of_too_much_memory_lowers_the_chance_and_leaves_the_price(space, estimates):
+    room = machine_of(FLEET, None).memory_bytes
+    over = estimates.memory > room
+    assert np.mean(estimates.seconds_fitting[over] <= estimates.seconds[over]) > 0.9
+    assert np.median(estimates.seconds_fitting[over] / estimates.seconds[over]) < 0.99
+    np.testing.assert_array_equal(estimates.seconds_fitting[~over], estimates.seconds[~over])
+    search = Search(space.candidates, estimates, np.full(len(space.candidates), float(room)))
+    np.testing.assert_allclose(
+        search.expected_seconds()[0], np.maximum(estimates.seconds_fitting, estimates.seconds_bound)
+    )
+    assert search.probability_of_fitting()[over].max() < 0.5
+
+
+def test_what_was_compiled_corrects_the_price_of_its_own_kind(space, estimates):
+    room = float(machine_of(FLEET, None).memory_bytes)
+    ratio = estimates.seconds_fitting / estimates.seconds
+    row = int(np.argmin(np.where(estimates.memory > room, ratio, 2.0)))
+
+    def learned(seconds, reserved_bytes):
+        search = Search(space.candidates, estimates, np.full(len(space.candidates), room))
+        search.finish(row, SearchOutcome(seconds=seconds, reserved_bytes=int(reserved_bytes)))
+        return search.expected_seconds()[0][row]
+
+    as_priced = estimates.seconds_fitting[row]
+    assert learned(estimates.seconds[row], 1.1 * room) == pytest.approx(as_priced)  # too large, as estimated
+    assert learned(as_priced, 0.9 * room) == pytest.approx(as_priced)
+    assert learned(estimates.seconds[row], 0.9 * room) > 1.01 * as_priced

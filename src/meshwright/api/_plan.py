@@ -34,6 +34,7 @@ from ..planning import (
     function_space,
     knobs_of_run,
     parsed_knobs,
+    room_of,
     smaller_fleets,
     space_of,
     values_by_knob,
@@ -325,7 +326,7 @@ def _runner_of(
     return CandidateRunner(
         programs=programs,
         fleet=fleet,
-        search=Search(space.candidates, estimates, _room(fleet, space)),
+        search=Search(space.candidates, estimates, room_of(fleet, space.candidates)),
         num_layouts=space.num_layouts,
         num_considered=space.num_considered,
         illegal=space.illegal,
@@ -499,14 +500,3 @@ def _nothing_legal(run: RunConfig, fleet: Fleet, space: Space) -> InputError:
         f"no layout of {run.name} on {fleet.name} is legal: {reasons}",
         hint=f"fix fewer knobs, or use a batch.sequences (now {run.batch.sequences}) that more sizes divide",
     )
-
-
-def _room(fleet: Fleet, space: Space) -> Any:
-    """Return what each candidate's program may reserve, by the axes that need a communicator."""
-    usable = usable_bytes(fleet)
-    if usable is None:
-        return np.full(len(space.candidates), np.inf)
-    kinds = np.concatenate([space.candidates.sizes > 1, space.candidates.inner[:, None]], axis=1)
-    _, first, places = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
-    by_kind = [sum(allowance(fleet, space.candidates.layout(int(row)).axes).values()) for row in first]
-    return usable - np.array(by_kind, float)[places.ravel()]

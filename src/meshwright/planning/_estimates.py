@@ -32,9 +32,9 @@ from meshwright.config import (
     RunConfig,
     TransformerModel,
 )
-from meshwright.errors import InputError
-from meshwright.predict import Machine, attention_seconds, collective_seconds
+from meshwright.predict import Machine, attention_seconds
 
+from ._messages import collective_of
 from ._remat_values import (
     ALTERNATE_DOTS,
     BLOCKS_UNDER,
@@ -95,13 +95,15 @@ class Estimates:
     """Columns, a row for each candidate: bytes of one device and seconds of a step.
 
     `memory_bound` and `seconds_bound` are never above the compiled program's reserved bytes and predicted
-    seconds; `memory` and `seconds` are near them.
+    seconds; `memory` and `seconds` are near them. `seconds_fitting`: the seconds if the program fits,
+    whatever `memory` says; where it says more than a device has, `seconds` are those of one that does not.
     """
 
     memory_bound: Numbers
     memory: Numbers
     seconds_bound: Numbers
     seconds: Numbers
+    seconds_fitting: Numbers
 
 
 def estimate(config: RunConfig, machine: Machine, candidates: Candidates) -> Estimates:
@@ -119,17 +121,22 @@ def estimate(config: RunConfig, machine: Machine, candidates: Candidates) -> Est
     for place in np.unique(precisions):
         rows = precisions == place
         of_precision = config.model_copy(update={"precision": SETTINGS["precision"][place]})
-        form = _Form(of_precision, machine, candidates[rows])
+        form = Form(of_precision, machine, candidates[rows])
         for name, column in columns.items():
             column[rows] = getattr(form, name)()
     return Estimates(**columns)
 
 
-class _Form:
-    """The closed form over candidates of one run in one precision."""
+class Form:
+    """The closed form over candidates of one run in one precision.
 
-    def __init__(self, config: RunConfig, machine: Machine, candidates: Candidates) -> None:
-        self.config, self.machine, self.candidates = config, machine, candidates
+    `fits`: take every program as one that fits, whatever the estimate of its memory says.
+    """
+
+    def __init__(
+        self, config: RunConfig, machine: Machine, candidates: Candidates, *, fits: bool = False
+    ) -> None:
+        self.config, self.machine, self.candidates, self.fits = config, machine, candidates, fits
         model = config.model
         sizes = candidates.sizes.astype(float)
         self.stage, self.data, self.fsdp = sizes[:, STAGE], sizes[:, DATA], sizes[:, FSDP]
@@ -310,7 +317,18 @@ class _Form:
 
     def seconds(self) -> Numbers:
         """Return the seconds of all passes, of the reduction over `data`, and of the update."""
+        return self._seconds
+
+    @cached_property
+    def _seconds(self) -> Numbers:
         return sum(self.parts().values(), np.zeros_like(self.tokens))
+
+    def seconds_fitting(self) -> Numbers:
+        """Return the seconds of each candidate as one that fits."""
+        over, found = self._is_over_memory, self._seconds.copy()
+        if over.any():
+            found[over] = Form(self.config, self.machine, self.candidates[over], fits=True).seconds()
+        return found
 
     def parts(self) -> dict[str, Numbers]:
         """Return the seconds that a step waits for each kind of work, in the words of `Prediction.slices`."""
@@ -318,9 +336,9 @@ class _Form:
             return {"all": self._seconds_of_others()}
         blocks = self.ticks * self.layers_of_stage  # passes through one block
         light, heavy = self._elementwise(FORWARD_BYTES), self._elementwise(BACKWARD_BYTES)
-        forward, backward = self._block_products
+        forward, backward = self.block_products
         repeats = self._repeats()
-        attention, attention_back = self._attention(backward=False), self._attention(backward=True)
+        attention, attention_back = self.attention(backward=False), self.attention(backward=True)
         kept = self._passes(self._kept() * self.tokens) * self._kept_passes()
         merged = self._passes(self._hops() * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
         again = self.machine.factors.again
@@ -345,7 +363,7 @@ class _Form:
         fsdp = gathers - hidden + np.maximum(0.0, hidden - busy)
         share = self.config.num_trained_parameters / self.config.model.num_parameters
         layer_gradients = self._layer_bytes() * (share if self.frozen else 1.0)
-        summed = self._collective("all-reduce", layer_gradients / self.fsdp, CONTEXT, times=2.0)
+        summed = self.collective("all-reduce", layer_gradients / self.fsdp, CONTEXT, times=2.0)
         waits = np.where(self.inputs_wait, 2 * self._host(self._block_inputs_of_one()), 0.0)
         hop = self._permute(self._block_inputs_of_one(), STAGE)
         parts = {name: blocks * seconds for name, seconds in compute.items()}
@@ -401,7 +419,7 @@ class _Form:
         return self.products(m[first], n[first], k[first])[places]
 
     @cached_property
-    def _block_products(self) -> tuple[Numbers, Numbers]:
+    def block_products(self) -> tuple[Numbers, Numbers]:
         """Return the seconds of a block's products, forward and backward."""
         width, tensor = self.width, self.tensor
         matrices = [(width, self.heads_width), (width, self.keys_width), (width, self.keys_width)]
@@ -425,7 +443,9 @@ class _Form:
     def _is_over_memory(self) -> NDArray[np.bool_]:
         """Return whether the estimate of a candidate's memory exceeds what a device has."""
         room = self.machine.memory_bytes
-        return np.zeros(len(self.tokens), bool) if room is None else self.memory() > room
+        if self.fits or room is None:
+            return np.zeros(len(self.tokens), bool)
+        return self.memory() > room
 
     def _at_most(self, share: float) -> Numbers:
         """Return the share that computation hides at most; 0 where a candidate needs too much memory."""
@@ -476,7 +496,7 @@ class _Form:
         """Return how many kernels a block launches, forward and backward."""
         return KERNELS + KERNELS_OF_A_HOP * self._hops()
 
-    def _attention(self, *, backward: bool) -> Numbers:
+    def attention(self, *, backward: bool) -> Numbers:
         """Return the seconds of a block's attention kernels on one device, all calls over `context` together.
 
         A ring calls kernels on halves of its pieces of a sequence, which run at the rate of short sequences.
@@ -580,7 +600,7 @@ class _Form:
     def _expert_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two exchanges over `expert`."""
         rows = self.tokens * self._mlp_share() * self.width * self.activation_bytes / self.tensor
-        return 2 * self._collective("all-to-all", rows, EXPERT, times=1.0)
+        return 2 * self.collective("all-to-all", rows, EXPERT, times=1.0)
 
     def _head(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return the seconds of embedding and head for one microbatch: products, memory, gathers in excess.
@@ -624,7 +644,7 @@ class _Form:
         It is one all-reduce with that over `data`, and the dearer of both counts; under ZeRO-1 a scatter.
         """
         held = np.broadcast_to(self._held_trained(over_data=False) * self.sum_bytes, self.tokens.shape)
-        summed = self._collective("all-reduce", held, CONTEXT, times=2.0)
+        summed = self.collective("all-reduce", held, CONTEXT, times=2.0)
         alone = np.where(self.zero1, self._gather(held, CONTEXT), summed)
         with_data = np.where(self.zero1, 0.0, 2.0 * self._gather(held, DATA))
         return np.where((self.stage > 1) | (self.passes > 1), np.maximum(0.0, alone - with_data), 0.0)
@@ -640,12 +660,12 @@ class _Form:
 
     def _gather(self, whole_bytes: Any, axis: int) -> Numbers:
         """Return the seconds of an all-gather, or a reduce-scatter, of an array over one axis."""
-        return self._collective("all-gather", np.broadcast_to(whole_bytes, self.tokens.shape), axis)
+        return self.collective("all-gather", np.broadcast_to(whole_bytes, self.tokens.shape), axis)
 
     def _permute(self, num_bytes: Numbers, axis: int) -> Numbers:
-        return self._collective("collective-permute", num_bytes, axis, times=1.0)
+        return self.collective("collective-permute", num_bytes, axis, times=1.0)
 
-    def _collective(self, kind: str, whole_bytes: Numbers, axis: int, times: float | None = None) -> Numbers:
+    def collective(self, kind: str, whole_bytes: Numbers, axis: int, times: float | None = None) -> Numbers:
         """Return the seconds of a collective over one axis, 0 where its size is 1; as `predict` prices it.
 
         `times`: the share of the array that one device sends; (n - 1) / n if None.
@@ -661,41 +681,6 @@ class _Form:
             rows = (size == n) & (members == m)
             d = float(np.ceil(n / m))
             share = (n - 1) / n if times is None else times
-            seconds[rows] = self._one_kind(machine, kind, whole_bytes[rows], share, int(n), int(m), int(d))
+            of_kind = (int(n), int(m), int(d))
+            seconds[rows] = collective_of(machine, kind, whole_bytes[rows], share, *of_kind)
         return seconds * machine.factors.of(kind)
-
-    def _one_kind(
-        self, machine: Machine, kind: str, whole: Numbers, share: float, size: int, members: int, domains: int
-    ) -> Numbers:
-        permute = kind == "collective-permute"
-        inside = np.zeros_like(whole)
-        if domains == 1 or (members > 1 and not permute):
-            link = machine.inside_rate(2 if permute else members)
-            if link is None:
-                raise _no_rate(machine, "inside a domain")
-            sent = whole * share
-            if domains > 1 and kind == "all-to-all":
-                sent = whole * (members - 1) / size
-            rate = machine.rates.collective_for(kind, size if domains == 1 else members)
-            inside = np.asarray(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
-        if domains == 1:
-            return inside
-        network = machine.between_bytes_per_second
-        if network is None:
-            raise _no_rate(machine, "between domains")
-        network *= machine.shared.network_efficiency
-        if permute:
-            between = whole / network
-        elif kind == "all-to-all":
-            between = whole * (size - members) / size / network
-        else:
-            in_trees = kind == "all-reduce" and domains == 2
-            between = whole * (1.0 if in_trees else share) / members / network
-        return np.maximum(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
-
-
-def _no_rate(machine: Machine, where: str) -> InputError:
-    return InputError(
-        f"the catalog has no figure for the link {where} of {machine.name}",
-        hint="choose a fleet that is one fast domain, or a chip whose links are known",
-    )

@@ -93,7 +93,13 @@ class FunctionSpace:
     def estimates(self) -> Estimates:
         """Return constants: one second and one gigabyte for all, with bounds of 0."""
         ones, none = np.ones(len(self)), np.zeros(len(self))
-        return Estimates(memory_bound=none, memory=ones * 1e9, seconds_bound=none, seconds=ones)
+        return Estimates(
+            memory_bound=none,
+            memory=ones * 1e9,
+            seconds_bound=none,
+            seconds=ones,
+            seconds_fitting=ones,
+        )
 
 
 def function_space(

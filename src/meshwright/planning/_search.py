@@ -158,7 +158,7 @@ class Search:
     def most_promising(self, count: int) -> list[int]:
         """Return the candidates with the largest probability of fitting over expected seconds, best first."""
         seconds, _ = self.expected_seconds()
-        promise = np.where(self._open, self.probability_of_fitting() / seconds, -1.0)
+        promise = np.where(self._open, promise_of(seconds, self.probability_of_fitting()), -1.0)
         best = np.argsort(-promise, kind="stable")[:count]
         return [int(row) for row in best if promise[row] > 0]
 
@@ -192,7 +192,7 @@ class Search:
         """Return the expected saving of compiling each candidate; before any is known to fit, its promise."""
         best = self.best
         if best is None or self.outcomes[best].seconds is None:
-            gain = fits / seconds
+            gain = promise_of(seconds, fits)
         else:
             gain = fits * expected_saving(self.outcomes[best].seconds or 0.0, seconds, spread)
         gain = np.where(worth, gain, -1.0)
@@ -201,7 +201,7 @@ class Search:
             promising = worth & (seconds / np.maximum(fits, 1e-3) <= PROMISING * least)
             fresh = promising & ~np.isin(self._families, list(self._tried_families))
             if fresh.any():
-                gain = np.where(fresh, fits / seconds * 1e9, gain)  # before all others
+                gain = np.where(fresh, promise_of(seconds, fits) * 1e9, gain)  # before all others
         return gain
 
     def finish(self, row: int, outcome: SearchOutcome) -> None:
@@ -209,17 +209,21 @@ class Search:
         self._pending.discard(row)
         self.outcomes[row] = outcome
         if outcome.seconds is not None:
-            self._time.learn(row, math.log(outcome.seconds / self.estimates.seconds[row]))
+            fits = (outcome.reserved_bytes or 0) <= self._room[row]
+            estimated = self.estimates.seconds_fitting if fits else self.estimates.seconds
+            self._time.learn(row, math.log(outcome.seconds / estimated[row]))
         if outcome.reserved_bytes:
             self._memory.learn(row, math.log(outcome.reserved_bytes / self.estimates.memory[row]))
 
     def expected_seconds(self) -> tuple[Numbers, Numbers]:
         """Return the corrected seconds of every candidate, and their standard deviation as a share of them.
 
-        They are not below the bound.
+        They are not below the bound, and those of a program that fits: of others nothing is gained. How
+        likely it fits counts once, as a probability, and does not raise the price besides.
         """
         mean, spread = self._time.expected(self._pending)
-        return np.maximum(self.estimates.seconds * np.exp(mean), self.estimates.seconds_bound), spread
+        seconds = self.estimates.seconds_fitting * np.exp(mean)
+        return np.maximum(seconds, self.estimates.seconds_bound), spread
 
     def expected_memory(self) -> tuple[Numbers, Numbers]:
         """Return the corrected bytes of every candidate, and their standard deviation as a share of them."""
@@ -228,10 +232,31 @@ class Search:
 
     def probability_of_fitting(self) -> Numbers:
         """Return for every candidate the probability that it reserves no more than its room."""
-        expected, spread = self.expected_memory()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            z = np.where(self._room > 0, np.log(np.maximum(self._room, 1) / expected) / spread, -np.inf)
-        return normal_cdf(z)
+        return fitting_probability(*self.expected_memory(), self._room)
+
+
+def promise_of(seconds: Numbers, fits: Numbers) -> Numbers:
+    """Return how promising candidates are, by expected seconds and by the probability that they fit.
+
+    The largest is the least expected time, where one that does not fit costs its time again.
+
+    >>> promise_of(np.array([10.0, 8.0]), np.array([1.0, 0.5])).tolist()
+    [0.1, 0.0625]
+    """
+    return fits / seconds
+
+
+def fitting_probability(expected: Numbers, spread: Numbers, room: Numbers) -> Numbers:
+    """Return the probability that candidates need no more bytes than `room`.
+
+    Their bytes are log-normal around `expected`, with the standard deviation `spread` of their logarithm.
+
+    >>> fitting_probability(np.array([8.0, 8.0]), np.array([0.1, 0.1]), np.array([8.0, 80.0])).tolist()
+    [0.5, 1.0]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where(room > 0, np.log(np.maximum(room, 1) / expected) / spread, -np.inf)
+    return normal_cdf(z)
 
 
 def expected_saving(best: float, seconds: Numbers, spread: Numbers) -> Numbers:

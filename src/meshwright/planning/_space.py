@@ -39,6 +39,7 @@ from meshwright.config import (
 )
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
+from meshwright.ledger import allowance, usable_bytes
 
 from ._remat_values import NUM_NAMED, RematValues, joined, keeps, kinds
 
@@ -197,6 +198,36 @@ class Space:
         named = Layout(axes=tuple(axis for axis in layout.axes if axis[1] > 1) or (("data", 1),))
         rows = (int(row) for row in same.nonzero()[0])
         return next((row for row in rows if found.layout(row) == named), None)
+
+
+def candidates_of(runs: Sequence[RunConfig]) -> Candidates:
+    """Return runs as candidates, whether or not a plan would try them; each has a layout of its whole fleet.
+
+    >>> from meshwright.config import load_config
+    >>> run = load_config("llama3-8b", ["layout=fsdp=4,tensor=2", "remat=full"])
+    >>> candidates_of([run]).words(0)
+    'microbatch 128, remat full'
+    """
+    layouts = [Layout.parse(run.layout) for run in runs]
+    micro = [
+        run.batch.microbatch_sequences or run.batch.sequences // max(layout.num_replicas, 1)
+        for run, layout in zip(runs, layouts, strict=True)
+    ]
+    inner = [
+        AXES.index(layout.axes[-1][0])
+        if [axis for axis, _ in layout.axes] != [axis for axis in AXES if layout.size(axis) > 1]
+        else TENSOR
+        for layout in layouts
+    ]
+    return Candidates(
+        sizes=np.array([[layout.size(axis) for axis in AXES] for layout in layouts], np.int64),
+        inner=np.array(inner, np.int64),
+        microbatch=np.array(micro, np.int64),
+        settings={
+            name: np.array([values.index(str(getattr(run, name)).lower()) for run in runs], np.int64)
+            for name, values in SETTINGS.items()
+        },
+    )
 
 
 def settings_words(overrides: Mapping[str, Any]) -> str:
@@ -606,3 +637,17 @@ def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:
     except InputError:
         return False
     return True
+
+
+def room_of(fleet: Fleet, candidates: Candidates) -> NDArray[np.float64]:
+    """Return the bytes that each candidate's program may reserve, by the axes that need a communicator.
+
+    They are infinite where nothing is known of the fleet's memory.
+    """
+    usable = usable_bytes(fleet)
+    if usable is None:
+        return np.full(len(candidates), np.inf)
+    kinds = np.concatenate([candidates.sizes > 1, candidates.inner[:, None]], axis=1)
+    _, first, places = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    by_kind = [sum(allowance(fleet, candidates.layout(int(row)).axes).values()) for row in first]
+    return usable - np.array(by_kind, float)[places.ravel()]

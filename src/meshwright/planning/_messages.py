@@ -1,0 +1,58 @@
+"""Price a collective over one axis for many candidates at once, as `predict` prices it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError
+from meshwright.predict import Machine, collective_seconds
+
+Numbers = NDArray[np.float64]
+
+
+def collective_of(
+    machine: Machine, kind: str, whole: Numbers, share: float, size: int, members: int, domains: int
+) -> Numbers:
+    """Return the seconds of a collective of one kind, by candidate.
+
+    Args:
+        whole: the bytes of the whole array.
+        share: the share of it that one device sends.
+        size, members, domains: devices of a group, those of them in one fast domain, and its domains.
+
+    Raises:
+        InputError: the group spans a link for which the catalog has no rate.
+    """
+    permute = kind == "collective-permute"
+    inside = np.zeros_like(whole)
+    if domains == 1 or (members > 1 and not permute):
+        link = machine.inside_rate(2 if permute else members)
+        if link is None:
+            raise _no_rate(machine, "inside a domain")
+        sent = whole * share
+        if domains > 1 and kind == "all-to-all":
+            sent = whole * (members - 1) / size
+        rate = machine.rates.collective_for(kind, size if domains == 1 else members)
+        inside = np.asarray(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
+    if domains == 1:
+        return inside
+    network = machine.between_bytes_per_second
+    if network is None:
+        raise _no_rate(machine, "between domains")
+    network *= machine.shared.network_efficiency
+    if permute:
+        between = whole / network
+    elif kind == "all-to-all":
+        between = whole * (size - members) / size / network
+    else:
+        in_trees = kind == "all-reduce" and domains == 2
+        between = whole * (1.0 if in_trees else share) / members / network
+    return np.maximum(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
+
+
+def _no_rate(machine: Machine, where: str) -> InputError:
+    return InputError(
+        f"the catalog has no figure for the link {where} of {machine.name}",
+        hint="choose a fleet that is one fast domain, or a chip whose links are known",
+    )
