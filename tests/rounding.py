@@ -35,6 +35,10 @@ from typing import Any
 import jax
 import numpy as np
 
+# In float32 a figure may be off by 168 units of roundoff of the largest number that goes into it. A chain of
+# roundings errs by about the root of their number, and so does a sum of terms: 168 is the root of 28,000.
+# What is missing from a sum is a thousand times as large.
+FLOAT32 = 1e-5
 FARTHEST, PORTION = 4, 6
 DRAWS = 8
 # The unit of roundoff, 2 to the minus of the mantissa's bits and one. In eight bits parameters are kept wide

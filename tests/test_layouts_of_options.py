@@ -224,7 +224,7 @@ def unlaid(array: np.ndarray, like: np.ndarray) -> np.ndarray:
     return layers[: len(like)]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def program(case: Case, sizes: tuple[str, ...]) -> tuple[RunConfig, TrainStep]:
     config = load_config("bytes-nano", case.overrides(sizes))
     check_layout(config, case.layout)

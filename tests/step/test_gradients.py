@@ -22,6 +22,7 @@ from meshwright.step._gradients import (
     gradients_of,
     next_scale,
 )
+from tests.rounding import FLOAT32
 
 # Microbatches against the whole batch at once, and replicas that sum up their own.
 
@@ -43,9 +44,9 @@ def test_however_a_batch_is_cut_loss_gradient_and_metrics_are_those_of_the_whole
         lambda batch: gradients_of(loss, whole, parameters, {"seen": 0}, batch, jax.random.key(0))
     )({"x": x.reshape(num_microbatches, -1)})
     by_hand = 0.5 * x - 1
-    assert float(value) == pytest.approx(np.mean(by_hand**2), rel=1e-6)
-    assert float(gradient["w"]) == pytest.approx(np.mean(2 * by_hand * x), rel=1e-6)
-    assert float(outcome.metrics["mean"]) == pytest.approx(np.mean(x), rel=1e-6)
+    assert float(value) == pytest.approx(np.mean(by_hand**2), rel=FLOAT32)
+    assert float(gradient["w"]) == pytest.approx(np.mean(2 * by_hand * x), rel=FLOAT32)
+    assert float(outcome.metrics["mean"]) == pytest.approx(np.mean(x), rel=FLOAT32)
     assert int(outcome.state["seen"]) == num_microbatches
 
 
@@ -66,8 +67,8 @@ def test_replicas_that_sum_up_their_own_rows_give_the_whole_batchs_mean(mesh, nu
     value, outcome, gradient = jax.jit(
         lambda batch: gradients_by_replica(loss, shardings, parameters, {}, batch, jax.random.key(0))
     )(batch)
-    assert float(value) == pytest.approx(np.mean(x), rel=1e-6)
-    assert float(outcome.metrics["mean"]) == pytest.approx(np.mean(x), rel=1e-6)
+    assert float(value) == pytest.approx(np.mean(x), rel=FLOAT32)
+    assert float(outcome.metrics["mean"]) == pytest.approx(np.mean(x), rel=FLOAT32)
     np.testing.assert_allclose(gradient["w"], np.mean(x) / 8, rtol=1e-6)
     if num_microbatches > 1:
         assert gradient["w"].sharding.is_equivalent_to(shardings["w"], 1)
