@@ -66,8 +66,8 @@ MOST_DEVICES = 8
 # How far moved parameters may take one device from its own float32, in all gradients together. Three layers
 # round about 90 times on the way to a gradient. Each error has a root mean square of 0.58 units of roundoff,
 # 2^-8 in bf16: 0.022 in all. In eight bits a layer's products alone round eight operands by up to 2^-4 on the
-# way there, and four times one by 2^-3 and one by 2^-4 on the way back: 0.33 in three layers. (Seen: 0.026 to
-# 0.045 with the moves, and 0.30.)
+# way there, and four times one by 2^-3 and one by 2^-4 on the way back: 0.33 in three layers. (Seen: 0.021 to
+# 0.046 with the moves, and 0.24 to 0.34.)
 FARTHEST = {"bf16": 0.1, "fp8": 0.7}
 
 
@@ -315,15 +315,30 @@ def test_a_layout_trains_as_one_device_does(case):
         np.testing.assert_allclose(here, one, rtol=0, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize(("row", "most"), [(TELLING[2], 0.5), (TELLING[1], 0.6)], ids=["bf16", "fp8"])
-def test_sums_in_another_order_stay_within_what_rounding_can_do_with_room(row, most):
-    """Sequences change places: other ones are summed in a microbatch, on a device and between devices."""
+def reordered(tree: Any, order: np.ndarray) -> Any:
+    """Give the MLP's hidden units other places, which changes nothing but the order of sums over them."""
+
+    def one(path: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
+        name = path[-1].key
+        if name == "down":
+            return x[:, order]
+        return x[..., order] if name in ("gate", "up", "gate_bias", "up_bias") else x
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+@pytest.mark.parametrize("row", [TELLING[2], TELLING[1]], ids=["bf16", "fp8"])
+def test_sums_in_another_order_use_less_than_three_quarters_of_what_rounding_can_do(row):
+    """Sequences and hidden units change places: each microbatch, device and message sums other ones."""
     case = told(row)
     bound = rounded(on_one_device(case, case.precision), case.sizes)
+    first = INITIAL[program(case, case.sizes)[0].model]
     for seed in range(6):
-        rows = np.random.default_rng(seed).permutation(SEQUENCES)
-        used = bound.used(trained(case, case.sizes, rows=rows))
-        assert max(used.values()) < most, max(used.items(), key=lambda each: each[1])
+        draw = np.random.default_rng(seed)
+        rows, order = draw.permutation(SEQUENCES), draw.permutation(64)
+        loss, gradients = trained(case, case.sizes, reordered(first, order), rows)
+        used = bound.used((loss, reordered(gradients, np.argsort(order))))
+        assert max(used.values()) < 0.75, max(used.items(), key=lambda each: each[1])
 
 
 @pytest.mark.parametrize(("row", "devices"), [(TELLING[2], 8), (TELLING[1], 2)], ids=["bf16", "fp8"])
