@@ -6,28 +6,29 @@ models two have tied tables, three a vocabulary that `tensor` does not divide, t
 than heads, of which two fewer than `tensor`, and one has biases of all products, one of queries, keys and
 values. One device's parameters are put on the layout's, and one step of SGD shows the gradients.
 
-In float32 losses and gradients are within 1e-5 of the largest gradient. A narrower format is judged by how
-far one device's own gradients are from its float32: a layout's may be 1.25 times as far, those of a single
-parameter twice. (Seen: 1.16 and 1.44.) Roundings fall otherwise there, and in eight bits each device has
-scales of its own. There every expert is chosen, since rounding decides between two that are nearly as good.
-`make test` runs a few cases, `make test-wide` most of the cover.
+In float32 losses and gradients are within 1e-5 of the largest gradient. In a narrower format the loss and
+each gradient are as near to one device's in float32 as tests/rounding.py says that rounding leaves them; in
+eight bits each device has scales of its own. There every expert is chosen, since rounding decides between two
+that are nearly as good. `make test` runs a few cases, `make test-wide` most of the cover.
 """
 
 import functools
 import itertools
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 import pytest
 
-from meshwright.config import Layout, check_layout, load_config
+from meshwright.config import Layout, RunConfig, check_layout, load_config
 from meshwright.data import open_data
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.step import TrainStep, build_step
+from tests.rounding import Rounding, rounding_of
 
 SEQUENCES, MICROBATCHES, STAGES = 32, 4, 2
 SIZES = (
@@ -62,9 +63,12 @@ FACTORS = {
     "microbatches": (1, MICROBATCHES),
 }
 MOST_DEVICES = 8
-# One device may be so far from its own float32, in all gradients together; and any in the loss.
-FARTHEST = {"bf16": 0.05, "fp8": 0.5}
-LOSS_WITHIN = {"bf16": 1e-3, "fp8": 1e-2}
+# How far moved parameters may take one device from its own float32, in all gradients together. Three layers
+# round about 90 times on the way to a gradient. Each error has a root mean square of 0.58 units of roundoff,
+# 2^-8 in bf16: 0.022 in all. In eight bits a layer's products alone round eight operands by up to 2^-4 on the
+# way there, and four times one by 2^-3 and one by 2^-4 on the way back: 0.33 in three layers. (Seen: 0.021 to
+# 0.046 with the moves, and 0.24 to 0.34.)
+FARTHEST = {"bf16": 0.1, "fp8": 0.7}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +205,7 @@ def cover() -> tuple[tuple[Case, ...], frozenset[Pair]]:
     return tuple(cases), frozenset(refused)
 
 
+Found = tuple[np.ndarray, Any]  # the loss, and the tree of gradients
 INITIAL = {}  # one device's initial parameters, by model
 
 
@@ -219,32 +224,58 @@ def unlaid(array: np.ndarray, like: np.ndarray) -> np.ndarray:
     return layers[: len(like)]
 
 
-@functools.cache
-def trained(case: Case, sizes: tuple[str, ...]) -> tuple[float, list[np.ndarray]]:
-    """The loss of the first step, and its gradients: momentum begins with zeros."""
+@functools.lru_cache(maxsize=8)
+def program(case: Case, sizes: tuple[str, ...]) -> tuple[RunConfig, TrainStep]:
     config = load_config("bytes-nano", case.overrides(sizes))
     check_layout(config, case.layout)
-    built = build_step(config, mesh_of(case.layout.axes, jax.devices()[: case.layout.num_devices]))
+    return config, build_step(config, mesh_of(case.layout.axes, jax.devices()[: case.layout.num_devices]))
+
+
+def trained(
+    case: Case, sizes: tuple[str, ...], parameters: Any = None, rows: np.ndarray | None = None
+) -> Found:
+    """Return the loss of the first step, and its gradients: momentum begins with zeros.
+
+    `parameters` are one device's initial ones unless told, `rows` those of the batch, in its order.
+    """
+    config, built = program(case, sizes)
     if config.model not in INITIAL:
         assert case.layout.num_devices == 1
         INITIAL[config.model] = jax.tree.map(np.array, built.init(np.uint32(0))["parameters"])
-    first = INITIAL[config.model]
+    first = INITIAL[config.model] if parameters is None else parameters
     state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), built.state)
     state["parameters"] = jax.tree.map(laid, first, built.state["parameters"])
+    chosen = np.arange(SEQUENCES) if rows is None else rows
     batch = jax.tree.map(
-        lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
+        lambda x, like: jax.device_put(x.reshape(SEQUENCES, -1)[chosen].reshape(like.shape), like.sharding),
         open_data(config).batch(0, "train"),
         built.batch,
     )
     state, metrics = built.step(state, batch)
     gradients = jax.tree.map(unlaid, optax.tree.get(state["optimizer"], "trace"), first)
-    return float(metrics["loss"]), jax.tree.leaves(gradients)
+    return np.asarray(metrics["loss"]), gradients
 
 
-def alone(case: Case, precision: str) -> tuple[float, list[np.ndarray]]:
-    """Train the same model on one device: with experts as many microbatches, whose balance each has."""
+def on_one_device(case: Case, precision: str) -> Case:
+    """Return the same model on one device: with experts as many microbatches, whose balance each has."""
     microbatches = case.microbatches if "experts" in case.model else 1
-    return trained(Case(precision=precision, model=case.model, microbatches=microbatches), case.sizes)
+    return Case(precision=precision, model=case.model, microbatches=microbatches)
+
+
+@functools.cache
+def exact(one: Case, sizes: tuple[str, ...]) -> Found:
+    return trained(one, sizes)
+
+
+@functools.cache
+def rounded(one: Case, sizes: tuple[str, ...]) -> Rounding:
+    """Return how far rounding takes one device in a narrow format from float32, and see that it is near."""
+    wanted = exact(replace(one, precision="fp32"), sizes)  # first: it draws the parameters
+    first = INITIAL[program(one, sizes)[0].model]
+    found = rounding_of(lambda moved: trained(one, sizes, moved), first, wanted, one.precision)
+    whole = np.linalg.norm([np.linalg.norm(gradient) for gradient in found.exact[1:]])
+    assert np.linalg.norm(found.distances[1:]) <= FARTHEST[one.precision] * whole
+    return found
 
 
 TELLING = (
@@ -255,38 +286,76 @@ TELLING = (
 )
 
 
+def told(row: dict[str, object]) -> Case:
+    """Return the first case that has these values."""
+    return next(each for each in cover()[0] if row.items() <= asdict(each).items())
+
+
 def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     """`make test` runs the first case that has the values of each row of `TELLING`.
 
     `make test-long` runs pipelines with groups of three and four blocks, which take longest to compile.
     """
-    cases, _ = cover()
-    told = [next(each for each in cases if row.items() <= asdict(each).items()) for row in TELLING]
     is_deep = case.schedule and case.remat in ("full-every-3", "full-every-4")
-    return [] if case in told else [pytest.mark.long if is_deep else pytest.mark.wide]
+    return [] if case in map(told, TELLING) else [pytest.mark.long if is_deep else pytest.mark.wide]
 
 
 @pytest.mark.every
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in cover()[0]], ids=str)
 def test_a_layout_trains_as_one_device_does(case):
-    exact, those_of_fp32 = alone(case, "fp32")  # first: it draws the parameters
-    loss, gradients = trained(case, case.sizes)
-    if case.precision == "fp32":
-        assert loss == pytest.approx(exact, rel=1e-5)
-        largest = max(float(np.abs(gradient).max()) for gradient in those_of_fp32)
-        for here, one in zip(gradients, those_of_fp32, strict=True):
-            np.testing.assert_allclose(here, one, rtol=0, atol=1e-5 * largest)
+    if case.precision != "fp32":
+        bound = rounded(on_one_device(case, case.precision), case.sizes)
+        assert not bound.strays(trained(case, case.sizes))
         return
-    own_loss, own = alone(case, case.precision)
-    assert [loss, own_loss] == pytest.approx([exact] * 2, rel=LOSS_WITHIN[case.precision])
-    whole = np.linalg.norm([np.linalg.norm(gradient) for gradient in those_of_fp32])
-    far, own_far = (
-        np.array([np.linalg.norm(here - one) for here, one in zip(each, those_of_fp32, strict=True)])
-        for each in (gradients, own)
-    )
-    assert np.linalg.norm(own_far) <= FARTHEST[case.precision] * whole
-    assert np.linalg.norm(far) <= 1.25 * np.linalg.norm(own_far)
-    assert (far <= 2 * own_far).all()
+    wanted, those_of_one = exact(on_one_device(case, "fp32"), case.sizes)
+    loss, gradients = trained(case, case.sizes)
+    assert loss == pytest.approx(wanted, rel=1e-5)
+    largest = max(float(np.abs(gradient).max()) for gradient in jax.tree.leaves(those_of_one))
+    for here, one in zip(*map(jax.tree.leaves, (gradients, those_of_one)), strict=True):
+        np.testing.assert_allclose(here, one, rtol=0, atol=1e-5 * largest)
+
+
+def reordered(tree: Any, order: np.ndarray) -> Any:
+    """Give the MLP's hidden units other places, which changes nothing but the order of sums over them."""
+
+    def one(path: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
+        name = path[-1].key
+        if name == "down":
+            return x[:, order]
+        return x[..., order] if name in ("gate", "up", "gate_bias", "up_bias") else x
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+@pytest.mark.parametrize("row", [TELLING[2], TELLING[1]], ids=["bf16", "fp8"])
+def test_sums_in_another_order_use_less_than_three_quarters_of_what_rounding_can_do(row):
+    """Sequences and hidden units change places: each microbatch, device and message sums other ones."""
+    case = told(row)
+    bound = rounded(on_one_device(case, case.precision), case.sizes)
+    first = INITIAL[program(case, case.sizes)[0].model]
+    for seed in range(6):
+        draw = np.random.default_rng(seed)
+        rows, order = draw.permutation(SEQUENCES), draw.permutation(64)
+        loss, gradients = trained(case, case.sizes, reordered(first, order), rows)
+        used = bound.used((loss, reordered(gradients, np.argsort(order))))
+        assert max(used.values()) < 0.75, max(used.items(), key=lambda each: each[1])
+
+
+@pytest.mark.parametrize(("row", "devices"), [(TELLING[2], 8), (TELLING[1], 2)], ids=["bf16", "fp8"])
+def test_a_share_that_a_device_left_out_is_farther_than_rounding_goes(row, devices):
+    """Of one parameter's gradient, in bf16 one device's of eight; in eight bits one of two, of matrices."""
+    case = told(row)
+    one = on_one_device(case, case.precision)
+    bound, found = rounded(one, case.sizes), trained(case, case.sizes)
+    rows = np.tile(np.arange(SEQUENCES // devices), devices)
+    _, left_out = trained(replace(one, precision="fp32"), case.sizes, rows=rows)
+    leaves, tree = jax.tree.flatten(found)
+    for place, share in enumerate(jax.tree.leaves(left_out), start=1):
+        if case.precision == "fp8" and ("bias" in bound.names[place] or "norm" in bound.names[place]):
+            continue  # eight bits leave half of some of these vectors
+        for wrong in (leaves[place] - share / devices, 2 * leaves[place]):
+            planted = jax.tree.unflatten(tree, [*leaves[:place], wrong, *leaves[place + 1 :]])
+            assert list(bound.strays(planted)) == [bound.names[place]]
 
 
 def test_the_cover_holds_every_pair_of_values_but_those_of_which_no_case_is_accepted():

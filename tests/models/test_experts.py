@@ -14,6 +14,7 @@ from meshwright.models import Parameter
 from meshwright.models.experts import expert_mlp, expert_parameters, places_of, route
 from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
+from tests.rounding import FLOAT32
 
 EMBED, EXPERTS = 16, 8
 BASE = TransformerModel(
@@ -29,6 +30,7 @@ BASE = TransformerModel(
     experts_per_token=2,
     balancing_loss=0.1,
 )
+
 TOKENS = np.random.default_rng(0).integers(32, size=(8, 17), dtype=np.int32)
 
 
@@ -220,7 +222,7 @@ def test_one_expert_is_a_dense_mlp(context):
     router = jnp.zeros((2, EMBED, 1))
     parameters["layers"]["experts"] = {name: w[:, None] for name, w in mlp.items()} | {"router": router}
     (found, metrics), ours = gradient_of(config, context())(parameters)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, wanted, rtol=FLOAT32)
     assert metrics == {"balancing_loss": 1, "expert_load": 1, "dropped": 0}
     experts = ours["layers"].pop("experts")
     np.testing.assert_array_equal(experts.pop("router"), 0)
@@ -237,7 +239,7 @@ def test_shared_experts_are_an_mlp_of_their_width_beside(context):
     silent["down"] = jnp.zeros_like(silent["down"])
     parameters["layers"]["experts"] = {name: jnp.stack([w, w]) for name, w in silent.items()}
     found, metrics = jax.jit(loss_of(config, context()))(parameters)
-    np.testing.assert_allclose(found, wanted + 0.1 * metrics["balancing_loss"], rtol=1e-6)
+    np.testing.assert_allclose(found, wanted + 0.1 * metrics["balancing_loss"], rtol=FLOAT32)
 
 
 def test_the_balancing_loss_is_none_of_the_held_out_loss(context):
@@ -271,7 +273,7 @@ def test_eight_devices_train_as_one_does(layout, fields, remat, context):
     parameters = values(Transformer(config).parameters())
     (wanted, figures), gradients = gradient_of(config, context(), packed)(parameters)
     (found, same), ours = gradient_of(config, context(remat=remat, **layout), packed)(parameters)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, wanted, rtol=FLOAT32)
     for name, figure in figures.items():
         np.testing.assert_allclose(same[name], figure, rtol=1e-5)
     assert same["dropped"] == 0

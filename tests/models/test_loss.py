@@ -5,6 +5,7 @@ import optax
 import pytest
 
 from meshwright.models.loss import LEFT_OUT, Targets, mean_cross_entropy
+from tests.rounding import FLOAT32
 
 BATCH, LENGTH, EMBED, VOCAB = 8, 12, 6, 16
 CASES = [({}, 3), ({}, 12), ({}, 512), ({"data": 8}, 6), ({"fsdp": 2}, 6), ({"tensor": 4}, 6)]
@@ -48,9 +49,9 @@ def test_loss_and_gradients_are_optaxs_whatever_the_chunks_and_the_layout(
         return loss_of(hidden, head, targets, run, most_positions)
 
     value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, head)
-    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(value, expected[0], rtol=FLOAT32)
     for found, wanted in zip(gradients, expected[1], strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
+        np.testing.assert_allclose(found, wanted, atol=FLOAT32)
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
@@ -68,9 +69,9 @@ def test_rows_of_the_head_that_are_padding_take_no_part(layout, cap, arrays, con
     wanted, (d_hidden, d_head) = loss_on(context(), None)(hidden, head)
     padded = jnp.concatenate([head, jnp.full((4, EMBED), 9.0)])  # larger logits than the others'
     value, gradients = loss_on(context(**layout), VOCAB)(hidden, padded)
-    np.testing.assert_allclose(value, wanted, rtol=1e-6)
-    np.testing.assert_allclose(gradients[0], d_hidden, atol=1e-6)
-    np.testing.assert_allclose(gradients[1][:VOCAB], d_head, atol=1e-6)
+    np.testing.assert_allclose(value, wanted, rtol=FLOAT32)
+    np.testing.assert_allclose(gradients[0], d_hidden, atol=FLOAT32)
+    np.testing.assert_allclose(gradients[1][:VOCAB], d_head, atol=FLOAT32)
     np.testing.assert_array_equal(gradients[1][VOCAB:], 0)
 
 
@@ -78,13 +79,13 @@ def test_rows_of_the_head_that_are_padding_take_no_part(layout, cap, arrays, con
 def test_without_gradients_it_is_the_same_loss(layout, arrays, expected, context):
     run = context(**layout)
     value = jax.jit(lambda *x: loss_of(*x, run, 4))(*arrays)
-    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(value, expected[0], rtol=FLOAT32)
 
 
 def test_gradients_scale_with_what_is_done_to_the_loss(arrays, expected, context):
     run, (hidden, head, targets) = context(), arrays
     gradient = jax.jit(jax.grad(lambda h: 3.0 * loss_of(h, head, targets, run, 4)))(hidden)
-    np.testing.assert_allclose(gradient, 3.0 * expected[1][0], atol=3e-6)
+    np.testing.assert_allclose(gradient, 3.0 * expected[1][0], atol=3 * FLOAT32)
 
 
 def test_large_logits_do_not_overflow(arrays, context):
@@ -133,10 +134,10 @@ def test_targets_left_out_have_no_loss_and_no_gradient(layout, arrays, context):
 
     value, gradients = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(hidden, head)
     wanted, expected = jax.jit(jax.value_and_grad(theirs, argnums=(0, 1)))(hidden, head)
-    np.testing.assert_allclose(value, wanted, rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(ours)(hidden, head), wanted, rtol=1e-6)
+    np.testing.assert_allclose(value, wanted, rtol=FLOAT32)
+    np.testing.assert_allclose(jax.jit(ours)(hidden, head), wanted, rtol=FLOAT32)
     for found, want in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(found, want, atol=1e-6)
+        np.testing.assert_allclose(found, want, atol=FLOAT32)
 
 
 def test_without_any_target_the_loss_is_zero(arrays, context):

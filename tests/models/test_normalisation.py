@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.models import initial_parameters
 from meshwright.models.small import batch_norm, norm_parameters, norm_state
+from tests.rounding import FLOAT32
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ROWS, CHANNELS, SIDE = 8, 3, 5
@@ -32,7 +33,7 @@ def ours(x, parameters, state, run, statistics="global", weights=None):
 
 
 def close(a, b):
-    np.testing.assert_allclose(np.asarray(a), b, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(np.asarray(a), b, rtol=2e-5, atol=FLOAT32)
 
 
 def same_state(state, layer):

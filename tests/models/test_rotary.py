@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.models.rotary import Turns, rotated
+from tests.rounding import FLOAT32
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -17,6 +18,6 @@ def test_each_pair_is_a_complex_number_that_is_turned(interleaved):
     pairs = (x[..., 0:4:2], x[..., 1:4:2]) if interleaved else (x[..., :2], x[..., 2:4])
     angles = np.asarray(places)[:, :, None, None] * np.array([1.0, 0.3])
     wanted = 1.5 * (np.asarray(pairs[0]) + 1j * np.asarray(pairs[1])) * np.exp(1j * angles)
-    np.testing.assert_allclose(found[..., :2], wanted.real, atol=1e-6)
-    np.testing.assert_allclose(found[..., 2:4], wanted.imag, atol=1e-6)
+    np.testing.assert_allclose(found[..., :2], wanted.real, atol=FLOAT32)
+    np.testing.assert_allclose(found[..., 2:4], wanted.imag, atol=FLOAT32)
     np.testing.assert_array_equal(found[..., 4:], x[..., 4:])  # not turned

@@ -21,6 +21,7 @@ from meshwright.step._gradients import gradients_of, sum_formats
 from meshwright.step._pipeline import Pipeline, over_stages
 from meshwright.step._stage import AXIS, gather_positions, own_positions, scatter_positions
 from meshwright.step._tables import spec_in_step
+from tests.rounding import rounding_of
 
 # Loss and gradients through stages against one device; what the compiled pipeline sends and keeps.
 
@@ -59,14 +60,17 @@ class Run:
 
     def alone(self, mesh):
         """On one device, microbatch by microbatch."""
+        return self.on_one_device(mesh)(self.parameters)
+
+    def on_one_device(self, mesh):
+        """What one device makes of parameters."""
 
         def loss(parameters, state, batch, key):
             return self.model.loss(parameters, state, batch, self.context_of(mesh, key))
 
         whole = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), self.parameters)
         found = jax.jit(lambda p, b: gradients_of(loss, whole, p, {}, b, self.key))
-        value, _, gradient = found(self.parameters, self.batch)
-        return value, gradient
+        return lambda parameters: found(parameters, self.batch)[::2]
 
     def staged(self, mesh):
         """The declarations over stages: with padding, and in chunks."""
@@ -242,21 +246,26 @@ def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, mode
 
 
 @pytest.mark.parametrize(
-    ("axes", "more", "bound"),
+    ("axes", "more"),
     [
-        ({"stage": 2, "data": 2}, ("precision=bf16",), 2e-2),
-        pytest.param({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), 1e-5, marks=LONG),
-        pytest.param({"stage": 2, "context": 2, "tensor": 2}, ("pipeline=gpipe",), 1e-5, marks=WIDE),
+        ({"stage": 2, "data": 2}, ("precision=bf16",)),
+        pytest.param({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), marks=LONG),
+        pytest.param({"stage": 2, "context": 2, "tensor": 2}, ("pipeline=gpipe",), marks=WIDE),
     ],
     ids=str,
 )
-def test_documents_in_a_window_are_as_on_one_device(axes, more, bound, mesh, run_of, alone):
+def test_documents_in_a_window_are_as_on_one_device(axes, more, mesh):
     run = Run(4, *more, packed=True)
-    value, gradient = alone(run, mesh())
     step, arguments = run.compiled(mesh(**axes))
     found, through_stages = step(*arguments)
-    assert float(found) == pytest.approx(float(value), rel=bound)
-    assert worst(through_stages, gradient) < bound
+    if "precision=bf16" in more:
+        exact = Run(4, packed=True).alone(mesh())
+        bound = rounding_of(run.on_one_device(mesh()), run.parameters, exact, "bf16")
+        assert not bound.strays((found, through_stages))
+        return
+    value, gradient = run.alone(mesh())
+    assert float(found) == pytest.approx(float(value), rel=1e-5)
+    assert worst(through_stages, gradient) < 1e-5
 
 
 @pytest.mark.parametrize(
