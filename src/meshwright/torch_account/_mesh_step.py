@@ -28,6 +28,7 @@ from meshwright.units import format_bytes
 from ._allocator import segments_expand
 from ._autocast import CPU, cudas_autocast
 from ._fakes import as_given, check_parts
+from ._flex import NO_LOWER_END, WHOLE
 from ._host import NO_TIME, copying_to_host, pinning_nothing, shards_on_host
 from ._kernels import AS_WRITTEN, is_compiled, kernels_of
 from ._launches import Launches, watching_streams
@@ -161,6 +162,7 @@ def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not
         num_devices=num_devices,
         tokens_per_step=None,
         is_eager=True,
+        no_lower_end=NO_LOWER_END if WHOLE in first.notes else "",
     )
     busy = busy_of(walked.events, walked.seconds, NUM_SPANS)
     return dataclasses.replace(account, prediction=prediction, busy=busy)
