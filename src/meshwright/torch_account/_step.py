@@ -24,7 +24,7 @@ from ._account import Account, FlopCount, MemoryCount, ModuleCount
 from ._fakes import Fakes, as_given, check_parts, explain_failure, mode_of, quiet_fakes
 from ._flops import tensor_text
 from ._hooks import COPIED, hooked_optimizers, is_hooked, kept_gradients, noting_first
-from ._kernels import AS_WRITTEN, as_it_was_written, is_compiled, whole_sequences
+from ._kernels import AS_WRITTEN, as_it_was_written, compiled_parts, is_compiled, outermost, whole_sequences
 from ._watch import (
     BACKWARD,
     FORWARD,
@@ -100,6 +100,7 @@ class EagerStep:
         parallelize: changes the fake copy for a mesh, and returns it.
         on_host: returns those of its tensors that are in the host's memory.
         mesh_axes: names and sizes of the axes of that mesh.
+        compiled: paths of modules that `torch.compile` compiles, which their copies no longer know.
     """
 
     def __init__(
@@ -110,10 +111,14 @@ class EagerStep:
         parallelize: Callable[[Any], Any] = lambda module: module,
         mesh_axes: Axes = (),
         on_host: Callable[[Any], Iterable[torch.Tensor]] = lambda module: (),
+        compiled: Iterable[str] = (),
     ) -> None:
         self.mode: FakeTensorMode = mode_of(module, (inputs, keyword_inputs))
         fakes = Fakes(self.mode)
-        self.module = parallelize(fakes.module(module))
+        copied = fakes.module(module)
+        regions = [copied.get_submodule(path) for path in compiled]
+        self.module = parallelize(copied)
+        self.regions = outermost([*regions, *compiled_parts(self.module)])
         self.inputs, self.keywords = fakes.tree(inputs), fakes.tree(keyword_inputs)
         self.storages = Storages()
         self.stack = ModuleStack(self.module)
@@ -141,8 +146,12 @@ class EagerStep:
         leaves = pytree.tree_leaves((self.inputs, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-    def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any) -> None:
-        """Run forward pass, backward pass and optimizer under the watch."""
+    def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any, regions: Any = None) -> None:
+        """Run forward pass, backward pass and optimizer under the watch.
+
+        Args:
+            regions: a context that runs compiled modules otherwise than as they were written.
+        """
         sequences = whole_sequences(self.module, self.inputs, self.keywords)
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         with (
@@ -153,6 +162,7 @@ class EagerStep:
             watching_sizes(self.storages),
             keeping_selected(self._pack),
             sequences as are_told,
+            contextlib.nullcontext() if regions is None else regions,
         ):
             if are_told:
                 self.notes.append(ONE_SEQUENCE)
