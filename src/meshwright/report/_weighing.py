@@ -173,7 +173,8 @@ def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
     """Return the name of the compiler, with the compile time."""
     if facts.pytorch is not None:
         how = f"in {format_seconds(facts.compile.seconds)} of one processor"
-        return Words(text=f"Run on fake tensors {how} by {facts.compile.compiler}, eager", tone="faint")
+        kind = "with a model of Inductor" if facts.pytorch.by_inductor else "eager"
+        return Words(text=f"Run on fake tensors {how} by {facts.compile.compiler}, {kind}", tone="faint")
     how = "from the cache" if facts.compile.cached else f"in {format_seconds(facts.compile.seconds)}"
     target = ", for a target made of published figures" if facts.is_published_target else ""
     source = f" ({source})" if source else ""

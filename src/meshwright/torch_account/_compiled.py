@@ -12,8 +12,11 @@ This module imports torch, so it is imported only while accounting.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._functorch.aot_autograd import aot_function
@@ -79,7 +82,7 @@ class _Region:
         self, state: dict[str, Any], leaves: list[Any], shape: Any, places: list[int], given: list[Any]
     ) -> _Traced:
         """Trace the region, outside the watch, and return it with its plans."""
-        with _apart(self._mode):
+        with _apart(self._mode), _refusing_checkpoints():
             with torch.no_grad():
                 args, kwargs = pytree.tree_unflatten(leaves, shape)
                 self._forward(*args, **kwargs)  # makes what a module keeps from its first call
@@ -131,16 +134,28 @@ class _Traced:
             plan = plan_of(graph, inputs, self._mode, donated, is_backward=is_backward)
 
         def run(arguments: list[Any]) -> list[Any]:
-            return _run(plan, arguments, self._watch if self._counts else None)
+            saved = self._watch.saved if is_backward and self._counts else None
+            return _run(plan, arguments, self._watch if self._counts else None, saved)
 
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  # AOTAutograd hands over a list
         return run
 
 
-def _run(plan: CompiledPlan, arguments: list[Any], watch: StorageWatch | None) -> list[Any]:
-    """Run a plan on its arguments, which it takes out of their list; return its results."""
+def _run(
+    plan: CompiledPlan,
+    arguments: list[Any],
+    watch: StorageWatch | None,
+    saved: Callable[[torch.Tensor], Any] | None,
+) -> list[Any]:
+    """Run a plan on its arguments, which it takes out of their list; return its results.
+
+    Args:
+        saved: makes an object during whose life an argument counts as saved; autograd has given all of them
+            up when a compiled backward pass begins.
+    """
     held: dict[str, Any] = dict(zip(plan.inputs, arguments, strict=True))
     arguments.clear()
+    kept = {} if saved is None else {n: saved(t) for n, t in held.items() if isinstance(t, torch.Tensor)}
     for launch in plan.launches:
         if watch is not None:
             watch.kernel = launch.name
@@ -154,6 +169,7 @@ def _run(plan: CompiledPlan, arguments: list[Any], watch: StorageWatch | None) -
             watch.kernel = ""
         for name in launch.freed:
             held.pop(name, None)
+            kept.pop(name, None)
     return [_result(output, held) for output in plan.outputs]
 
 
@@ -196,6 +212,22 @@ def _set(owners: list[tuple[Any, str]], values: Sequence[Any]) -> Iterator[None]
     finally:
         for (owner, name), value in zip(owners, before, strict=True):
             setattr(owner, name, value)
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise NotModelledError("a compiled part has checkpoints inside")
+
+
+@contextlib.contextmanager
+def _refusing_checkpoints() -> Iterator[None]:
+    """Refuse checkpoints in the block, which what is traced would forget."""
+    checkpoint: Any = sys.modules.get("torch.utils.checkpoint")
+    kinds = {
+        "_checkpoint_without_reentrant_generator": _refused,
+        "CheckpointFunction": SimpleNamespace(apply=_refused),
+    }
+    with mock.patch.multiple(checkpoint, **kinds):
+        yield
 
 
 @contextlib.contextmanager

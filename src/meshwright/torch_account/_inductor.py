@@ -132,12 +132,13 @@ def plan_of(
         donated: places among the inputs of those that nobody needs after the graph.
     """
     with described_card(), torch.no_grad():
-        moved, there = _on_card(graph, inputs, mode)
-        compile_fx.view_to_reshape(moved)
-        FakeTensorProp(moved, mode).propagate_dont_convert_inputs(*there)
+        changed = copy.deepcopy(graph)
+        compile_fx.view_to_reshape(changed)
         with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
-            compile_fx._recursive_post_grad_passes(moved, is_inference=False)
-            FakeTensorProp(moved, mode).propagate_dont_convert_inputs(*there)
+            FakeTensorProp(changed, mode).propagate_dont_convert_inputs(*inputs)
+            compile_fx._recursive_post_grad_passes(changed, is_inference=False)
+            FakeTensorProp(changed, mode).propagate_dont_convert_inputs(*inputs)
+            moved, there = _on_card(changed, inputs, mode)
             lowered = GraphLowering(moved, example_inputs=there, is_backward=is_backward, is_inference=False)
             lowered.bw_donated_idxs = list(donated) if is_backward else None
             with V.set_graph_handler(lowered):
@@ -150,22 +151,29 @@ def plan_of(
 def _on_card(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return a copy of a graph whose tensors are on the card, and its inputs there."""
-    moved = copy.deepcopy(graph)
-    for node in moved.graph.nodes:
-        if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": CARD}
-        if node.op == "call_function":
-            node.args = pytree.tree_map_only(torch.device, lambda _: CARD, node.args)
+    """Return the graph with its tensors on the card, of which the graph was told nothing, and its inputs there.
+
+    Operations are not run again: some ask for a driver when their operands are on a card.
+    """
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
         with mode:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=CARD)
 
-    for name, held in list(moved.named_buffers()):
+    def moved(tree: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, there, tree)
+
+    for node in graph.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": CARD}
+        if node.op == "call_function":
+            node.args = pytree.tree_map_only(torch.device, lambda _: CARD, node.args)
+        if "val" in node.meta:
+            node.meta["val"] = moved(node.meta["val"])
+    for name, held in list(graph.named_buffers()):
         owner, _, last = name.rpartition(".")
-        setattr(moved.get_submodule(owner), last, there(held))
-    return moved, [there(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+        setattr(graph.get_submodule(owner), last, there(held))
+    return graph, [moved(each) for each in inputs]
 
 
 def _walked(lowered: GraphLowering, graph: torch.fx.GraphModule) -> CompiledPlan:

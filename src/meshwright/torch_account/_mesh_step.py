@@ -27,7 +27,6 @@ from meshwright.units import format_bytes
 
 from ._allocator import segments_expand
 from ._autocast import CPU, cudas_autocast
-from ._compiled import compiled_regions, reason_of
 from ._fakes import as_given, check_parts
 from ._flex import NO_LOWER_END, WHOLE
 from ._host import NO_TIME, copying_to_host, pinning_nothing, shards_on_host
@@ -134,8 +133,7 @@ def account_on_mesh(
                 cudas_autocast() if has_host and step.device == CPU else contextlib.nullcontext(),
                 copying_to_host(step.watch) if has_host else contextlib.nullcontext(),
             ):
-                regions = compiled_regions(step.regions, step.watch, step.mode) if by_inductor else None
-                step.run(**parts, regions=regions)
+                step.run(**parts, regions=_regions(step) if by_inductor else None)
         return step
 
     steps: list[EagerStep] = []
@@ -155,6 +153,13 @@ def account_on_mesh(
     return _with_time(account, steps[0], layout.num_devices, COMPILED if compiled else why_not)
 
 
+def _regions(step: EagerStep) -> Any:
+    """Return the context in which a step's compiled modules run as Inductor compiles them."""
+    from ._compiled import compiled_regions  # which loads Inductor
+
+    return compiled_regions(step.regions, step.watch, step.mode)
+
+
 def _by_inductor(
     steps: list[EagerStep], fleet: Fleet, ran: Callable[[int], EagerStep], layout: Layout
 ) -> tuple[list[EagerStep], str]:
@@ -171,6 +176,8 @@ def _by_inductor(
             ranks = (0, layout.num_devices - 1)[: len(steps)]
             kept = [ran(rank) for rank in ranks]
         except Exception as failed:  # of PyTorch's compiler, which may raise anything
+            from ._compiled import reason_of
+
             why = reason_of(failed)
         else:
             words = [FUNCTIONS_AS_WRITTEN] if functions else []
@@ -264,6 +271,7 @@ def _summed(
             for rank, step, each, memory in zip(ranks, steps, kept, memories, strict=False)
         ),
         torch_version=torch.__version__,
+        by_inductor=kept is not steps,
         seconds=time.process_time() - started,
     )
 

@@ -453,6 +453,10 @@ class StorageWatch(TorchDispatchMode):
         """Return True if a tensor is in the host's memory."""
         return self._storages.is_on_host(tensor)
 
+    def saved(self, tensor: torch.Tensor) -> SavedTensor:
+        """Return an object during whose life a tensor counts as saved for the backward pass."""
+        return SavedTensor(tensor, self._storages)
+
     def _number(self, func: Any, args: Any) -> Any:
         """Return the number in a tensor, or 1 where only a real run would compute it."""
         try:
