@@ -221,6 +221,8 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
 
 EAGER = "PyTorch, eager, on fake tensors"
 """The `source` of a weighing that no compiler made."""
+BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
+"""The `source` of a weighing of modules that `torch.compile` compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +276,7 @@ class TorchWeighing(Shown):
             "tokens_per_step": self.tokens_per_step,
             "num_parameters": self.account.num_parameters,
             "fleet": _fleet_fields(self.fleet),
-            "source": EAGER,
+            "source": BY_INDUCTOR if self.account.by_inductor else EAGER,
             "fits": self.fits,
             "ledger": self.ledger.to_dict(),
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),

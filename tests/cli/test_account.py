@@ -170,3 +170,37 @@ def test_a_model_of_70_billion_parameters_takes_under_a_gigabyte():
     assert account["flops"]["forward"] == products + attention
     assert account["memory"]["by_format"]["parameters"].keys() == {"bf16"}
     assert int(done.stderr.splitlines()[-1]) < 1e9
+
+
+LARGE = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+class Large(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4096, 4096)
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def build():
+    module = Large()
+    module.compile()
+    return module, torch.zeros(2**21, 4096)
+"""
+
+
+def test_an_upper_bound_that_is_too_much_may_not_fit_and_does_not_fail_a_check(
+    meshwright, tmp_path, monkeypatch
+):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "large.py").write_text(LARGE)
+    monkeypatch.chdir(tmp_path)
+    done = meshwright("weigh", "large.py:build", "--on", "1xA10G", "--check", "--html", "page.html")
+    assert done.status == 0
+    assert "Upper bound: weighed without torch.compile\nMAY NOT FIT: at most " in done.output
+    page = (tmp_path / "page.html").read_text()
+    assert "MAY NOT FIT" in page and "DOES NOT FIT" not in page

@@ -158,8 +158,8 @@ class Flex(nn.Module):
         return attend(query, key, value, block_mask=block_mask, enable_gqa=True)
 
 
-def weighed(module):
-    x = torch.zeros(2, 256, 64, dtype=torch.bfloat16)
+def weighed(module, rows=2):
+    x = torch.zeros(rows, 256, 64, dtype=torch.bfloat16)
     return mw.weigh(module, args=(x,), on="1xH100", loss=lambda y: y.float().mean())
 
 
@@ -187,9 +187,13 @@ def test_flex_attention_keeps_no_scores_and_counts_the_pairs_of_its_mask(mask, p
 
 def test_a_mask_of_flex_attention_that_depends_on_data_counts_whole_and_says_so():
     documents = torch.zeros(256, dtype=torch.long, device="meta")
-    whole = weighed(Flex(lambda b, h, q, k: documents[q] == documents[k]))
-    assert whole.account.ranks[0].flops_by_phase == weighed(Flex()).account.ranks[0].flops_by_phase
+    whole = weighed(Flex(lambda b, h, q, k: documents[q] == documents[k]), rows=2**14)  # no gaps between kernels
+    assert whole.account.ranks[0].flops_by_phase == weighed(Flex(), 2**14).account.ranks[0].flops_by_phase
     assert any("flex attention that depends on data" in words for words in whole.ledger.assumptions)
+    step = whole.prediction.step_seconds
+    assert step.low is None
+    assert whole.prediction.interval_reasons[0].startswith("flex attention's mask depends on data")
+    assert "at least" not in str(whole)
 
 
 @pytest.mark.parametrize("by_module", [False, True])

@@ -114,6 +114,8 @@ class MemoryLedger:
     `_memory.host_needs`.
     `on_chip_bytes`: on a TPU, allocations in the chip's own vector memory; in none of the other figures.
     `notes`: how the compiler's own figures differ.
+    `basis`: what the bytes are of, where they are not of the program that runs; "" where they are.
+    `is_upper_bound`: the program that runs takes no more, and perhaps much less.
     """
 
     reserved_bytes: int
@@ -129,6 +131,8 @@ class MemoryLedger:
     host_needs: dict[str, int] = field(default_factory=dict[str, int])
     on_chip_bytes: int = 0
     notes: tuple[str, ...] = ()
+    basis: str = ""
+    is_upper_bound: bool = False
 
     @property
     def by_certainty(self) -> dict[str, int]:
@@ -168,10 +172,14 @@ class MemoryLedger:
 
     @property
     def fits(self) -> bool | None:
-        """True if the program fits; None where the chip's usable bytes are unknown (a simulated CPU)."""
+        """True if the program fits; None where that is not known.
+
+        It is not where the chip's usable bytes are unknown (a simulated CPU), or an upper bound is above them.
+        """
         if self.usable_bytes is None:
             return None
-        return self.reserved_bytes + self.allowance_bytes <= self.usable_bytes
+        is_enough = self.reserved_bytes + self.allowance_bytes <= self.usable_bytes
+        return None if self.is_upper_bound and not is_enough else is_enough
 
 
 def _format_name(dtype: str) -> str:

@@ -55,6 +55,7 @@ def interval_of(
     peer_seconds: float | None = None,
     *,
     is_eager: bool = False,
+    no_lower_end: str = "",
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
 
@@ -68,6 +69,7 @@ def interval_of(
         peer_seconds: the step with peer-to-peer transfers, where collectives pass the host's memory. It
             lowers the lower end.
         is_eager: whether PyTorch launched the kernels one by one.
+        no_lower_end: why the step may take any less; "" if its lower end holds.
     """
     formats = _unpublished_formats(machine, walked)
     names = _widths(machine, walked, calibration)
@@ -110,6 +112,10 @@ def interval_of(
         more = len(unpriced) - MOST_NAMED
         named = ", ".join(unpriced[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         reasons = [f"not priced: {named}", *reasons]
+    if no_lower_end and not unbounded:
+        interval = replace(interval, low=None)
+        ends = "No interval." if unpriced else f"Interval to {100 * high - 100:+.0f} %, without a lower end."
+        reasons = [no_lower_end, *reasons]
     words = "; ".join([_rates(machine, calibration, names), *_width_words(machine, applied)])
     return interval, f"Estimate. {words[0].upper()}{words[1:]}. {ends}", tuple(reasons)
 
@@ -308,6 +314,7 @@ def prediction_of(
     cautions: Iterable[str] = (),
     peer_seconds: float | None = None,
     is_eager: bool = False,
+    no_lower_end: str = "",
 ) -> Prediction:
     """Return the prediction of a walked step, without what would help.
 
@@ -315,6 +322,7 @@ def prediction_of(
         ledger: the FLOPs of the fleet, and what is unpriced beside what the walk found.
         calibration, cautions, peer_seconds: as for `interval_of`.
         is_eager: kernels were launched one by one by PyTorch, whose interval is that of such steps.
+        no_lower_end: as for `interval_of`.
     """
     seconds = walked.seconds
     assert seconds > 0, "a step takes time"
@@ -330,7 +338,14 @@ def prediction_of(
         f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
     )
     interval, basis, reasons = interval_of(
-        machine, walked, calibration, unpriced, cautions, peer_seconds, is_eager=is_eager
+        machine,
+        walked,
+        calibration,
+        unpriced,
+        cautions,
+        peer_seconds,
+        is_eager=is_eager,
+        no_lower_end=no_lower_end,
     )
     return Prediction(
         step_seconds=interval,

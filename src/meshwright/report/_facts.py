@@ -50,6 +50,7 @@ class TorchFacts:
 
     messages: tuple[RankMessage, ...]
     ranks: tuple[RankCount, ...]
+    by_inductor: bool = False  # of earlier versions never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,11 +112,13 @@ def title_facts(facts: WeighingFacts) -> str:
 
 
 def verdict(facts: WeighingFacts) -> list[Words]:
-    """Return a line that says whether the program fits, after a warning if the CPU's compiler made it."""
+    """Return a line that says whether the program fits, after a warning if the bytes are of another one."""
     memory, lines = facts.ledger.memory, list[Words]()
     if facts.source == SIMULATED:
         warning = "SIMULATED ON CPU: all figures are of the CPU compiler's program"
         lines.append(Words(text=warning, tone="warning"))
+    if memory.basis:
+        lines.append(Words(text=f"{memory.basis[0].upper()}{memory.basis[1:]}", tone="warning"))
     if memory.usable_bytes is None:
         why = f"the catalog does not know how much memory {facts.fleet.chip} has"
         if facts.fleet.chip == "CPU":
@@ -128,6 +130,8 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     rest = f"{format_bytes(abs(spare))} ({percent(abs(spare), memory.usable_bytes)})"
     if spare >= 0:
         return [*lines, Words(text=f"FITS: {gives}, {rest} to spare", tone="good")]
+    if memory.is_upper_bound:
+        return [*lines, Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all", tone="open")]
     return [*lines, Words(text=f"DOES NOT FIT: {gives}, {rest} too much", tone="bad")]
 
 
@@ -169,7 +173,8 @@ def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
     """Return the name of the compiler, with the compile time."""
     if facts.pytorch is not None:
         how = f"in {format_seconds(facts.compile.seconds)} of one processor"
-        return Words(text=f"Run on fake tensors {how} by {facts.compile.compiler}, eager", tone="faint")
+        kind = "with a model of Inductor" if facts.pytorch.by_inductor else "eager"
+        return Words(text=f"Run on fake tensors {how} by {facts.compile.compiler}, {kind}", tone="faint")
     how = "from the cache" if facts.compile.cached else f"in {format_seconds(facts.compile.seconds)}"
     target = ", for a target made of published figures" if facts.is_published_target else ""
     source = f" ({source})" if source else ""
@@ -355,8 +360,10 @@ def _faster_sections(prediction: Prediction) -> tuple[ReportSection, ...]:
 
 def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
     """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end."""
-    if seconds.low is None:
+    if seconds.low is None and seconds.high is None:
         ends = "no interval"
+    elif seconds.low is None:
+        ends = f"at most {format_seconds(seconds.high)}, no lower end"
     elif seconds.high is None:
         ends = f"at least {format_seconds(seconds.low)}, no upper end"
     else:
@@ -391,8 +398,10 @@ def cost_words(total: RunTotal) -> str:
 
 def _with_ends(amounts: Interval, shown: Callable[[float], str], unit: str = "") -> str:
     words = f"{shown(amounts.expected)}{unit}"
-    if amounts.low is None:
+    if amounts.low is None and amounts.high is None:
         return f"{words} (no interval)"
+    if amounts.low is None:
+        return f"{words} (at most {shown(amounts.high)})"
     if amounts.high is None:
         return f"{words} (at least {shown(amounts.low)})"
     return f"{words} ({shown(amounts.low)} to {shown(amounts.high)})"

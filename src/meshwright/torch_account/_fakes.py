@@ -31,6 +31,7 @@ from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 
 from ._flops import operation_name, tensor_text
+from ._hooks import hooks_of
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -289,6 +290,8 @@ class Fakes:
         made = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         for name, value in vars(tensor).items():  # set by the user, perhaps for the optimizer
             vars(made).setdefault(name, value)
+        for hook in hooks_of(tensor):
+            made.register_post_accumulate_grad_hook(hook)
         return made
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -233,14 +233,58 @@ def as_it_was_written(note: Callable[[str], None]) -> Iterator[None]:
 
     is_loaded = "torch._dynamo" in sys.modules  # else nothing is compiled yet
     stance = torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
-    with mock.patch.object(torch, "compile", leave), stance:
+    with mock.patch.object(torch, "compile", leave), stance, _hearing_of_functions(note):
+        yield
+
+
+@contextlib.contextmanager
+def _hearing_of_functions(note: Callable[[str], None]) -> Iterator[None]:
+    """Tell `note` when a function runs that was compiled before the block."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    original = getattr(frames, "_callback_from_stance", None)
+    if original is None:
+        yield
+        return
+
+    def callback(*args: Any, **kwargs: Any) -> Any:
+        function = sys._getframe(1).f_locals.get("fn")
+        is_compiled = callable(args[0])  # and not left alone
+        if is_compiled and inspect.isfunction(function) and function is not flex_attention:
+            note(AS_WRITTEN)
+        return original(*args, **kwargs)
+
+    with mock.patch.object(frames, "_callback_from_stance", callback):
         yield
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Return whether a plan has compiled the module, or a part of it, by `torch.compile`."""
-    parts = list(module.modules())
-    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts)
+    return bool(compiled_parts(module))
+
+
+def compiled_parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the parts of a module that `torch.compile` compiles, perhaps the module itself."""
+    return [
+        getattr(part, "_orig_mod", part)
+        for part in module.modules()
+        if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
+    ]
+
+
+def compiled_paths(module: Any) -> tuple[str, ...]:
+    """Return the paths of the parts of a module that are compiled, within what `torch.compile` wraps."""
+    if not isinstance(module, torch.nn.Module):
+        return ()
+    parts = {id(part) for part in compiled_parts(module)}
+    root = getattr(module, "_orig_mod", module)
+    return tuple(path for path, part in root.named_modules() if id(part) in parts)
+
+
+def outermost(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return those of the modules that are not parts of others of them."""
+    different = {id(module): module for module in modules}
+    inner = {id(part) for module in different.values() for part in module.modules() if part is not module}
+    return [module for key, module in different.items() if key not in inner]
 
 
 @contextlib.contextmanager

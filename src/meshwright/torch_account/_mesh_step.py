@@ -35,8 +35,9 @@ from meshwright.units import format_bytes
 from ._allocator import segments_expand
 from ._autocast import CPU, cudas_autocast
 from ._fakes import as_given, check_parts
+from ._flex import NO_LOWER_END, WHOLE
 from ._host import NO_TIME, copying_to_host, pinning_nothing, shards_on_host
-from ._kernels import AS_WRITTEN, is_compiled, kernels_of
+from ._kernels import AS_WRITTEN, compiled_paths, kernels_of
 from ._launches import Launches, watching_streams
 from ._mesh import (
     Plan,
@@ -60,6 +61,18 @@ ON_A_MESH = (
     "several ranks repeat counts for each.",
 )
 ATTENTION = "flash-2"  # the kernels that PyTorch has built in
+UPPER_BOUND = "upper bound: weighed without torch.compile"
+PARTLY = (
+    "upper bound: the modules that torch.compile compiles are weighed as Inductor compiles them (a model), "
+    "functions that are compiled by themselves without torch.compile"
+)
+MODELLED = "weighed as Inductor compiles it (a model)"
+BY_INDUCTOR = (
+    "Memory is that of Inductor's kernels: its partitioner decides what is saved, its scheduler what is fused "
+    "and where results take over the memory of operands; FLOPs and messages are those of the module as it was "
+    "written."
+)
+FUNCTIONS_AS_WRITTEN = "Functions that torch.compile compiles by themselves count as they were written."
 COMPILED = "parts are compiled by torch.compile, whose kernels are not predicted"
 NUMBER = re.compile(r"(?<=/)\d+(?=/|$)|^\d+(?=/|$)")
 WRAPPED = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module)(?=\.|$)")
@@ -93,17 +106,14 @@ def account_on_mesh(
         InputError: as `account_torch`; or an axis needs a plan, or the plan fails.
     """
     started = time.process_time()
-    compiled_before = isinstance(module, torch.nn.Module) and is_compiled(module)
+    paths = compiled_paths(module)
     module = as_given(module)
     check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
     check_plan(layout.axes, parallelize)
     machine, why_not = _machine(fleet)
     parts = {"loss": loss, "autocast": autocast, "optimizer": optimizer}
-    steps: list[EagerStep] = []
-    for rank in dict.fromkeys((0, layout.num_devices - 1)):
-        if rank and parallelize is None and is_even(steps[0].module):
-            break  # its shards are as large as those of the first
-        on_phase(f"running rank {rank}")
+
+    def ran(rank: int, *, launches: Launches | None = None, by_inductor: bool = False) -> EagerStep:
         has_host = fleet.chip.platform != "cpu"  # whose memory is that of the ranks
         with (
             surroundings(),
@@ -118,8 +128,8 @@ def account_on_mesh(
                 lambda each: spread(each, mesh, parallelize),
                 layout.axes,
                 shards_on_host if has_host else lambda each: (),
+                paths,
             )
-            launches = None if machine is None or rank else Launches(machine, layout.num_devices)
             step.watch.launches, step.watch.workspace_bytes = launches, workspace_bytes(fleet, layout)
             with (
                 watching_fsdp(step.storages),
@@ -130,14 +140,60 @@ def account_on_mesh(
                 cudas_autocast() if has_host and step.device == CPU else contextlib.nullcontext(),
                 copying_to_host(step.watch) if has_host else contextlib.nullcontext(),
             ):
-                step.run(**parts)
-            steps.append(step)
+                step.run(**parts, regions=_regions(step) if by_inductor else None)
+        return step
+
+    steps: list[EagerStep] = []
+    for rank in dict.fromkeys((0, layout.num_devices - 1)):
+        if rank and parallelize is None and is_even(steps[0].module):
+            break  # its shards are as large as those of the first
+        on_phase(f"running rank {rank}")
+        timed = None if machine is None or rank else Launches(machine, layout.num_devices)
+        steps.append(ran(rank, launches=timed))
+    compiled = bool(steps[0].regions) or AS_WRITTEN in steps[0].notes
+    kept, basis = steps, ""
+    if compiled:
+        on_phase("compiling by a model of Inductor")
+        kept, basis = _by_inductor(steps, fleet, lambda rank: ran(rank, by_inductor=True), layout)
     on_phase("reckoning")
-    compiled = compiled_before or is_compiled(steps[0].module) or AS_WRITTEN in steps[0].notes
-    for step in steps:
-        step.notes += [AS_WRITTEN] * compiled
-    account = _summed(steps, module, name, fleet, layout, started)
+    account = _summed(steps, kept, basis, module, name, fleet, layout, started)
     return _with_time(account, steps[0], layout.num_devices, COMPILED if compiled else why_not)
+
+
+def _regions(step: EagerStep) -> Any:
+    """Return the context in which a step's compiled modules run as Inductor compiles them."""
+    from ._compiled import compiled_regions  # which loads Inductor
+
+    return compiled_regions(step.regions, step.watch, step.mode)
+
+
+def _by_inductor(
+    steps: list[EagerStep], fleet: Fleet, ran: Callable[[int], EagerStep], layout: Layout
+) -> tuple[list[EagerStep], str]:
+    """Return steps that keep what they keep when compiled, and what their bytes are of.
+
+    They are the steps as they were written, whose bytes are an upper bound, where a part cannot be modelled.
+    """
+    functions = AS_WRITTEN in steps[0].notes  # that are compiled by themselves
+    why = "a CPU is not modelled" if fleet.chip.platform == "cpu" else ""
+    if not why and not steps[0].regions:
+        why = "only functions are compiled, each by itself"
+    if not why:
+        try:
+            ranks = (0, layout.num_devices - 1)[: len(steps)]
+            kept = [ran(rank) for rank in ranks]
+        except Exception as failed:  # of PyTorch's compiler, which may raise anything
+            from ._compiled import reason_of
+
+            why = reason_of(failed)
+        else:
+            words = [FUNCTIONS_AS_WRITTEN] if functions else []
+            for step in kept:
+                step.notes = [note for note in step.notes if note != AS_WRITTEN] + [BY_INDUCTOR, *words]
+            return kept, PARTLY if functions else MODELLED
+    for step in steps:
+        step.notes += [AS_WRITTEN, f"No model of Inductor was used: {why}."]
+    return steps, UPPER_BOUND
 
 
 def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
@@ -168,6 +224,7 @@ def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not
         num_devices=num_devices,
         tokens_per_step=None,
         is_eager=True,
+        no_lower_end=NO_LOWER_END if WHOLE in first.notes else "",
     )
     busy = busy_of(walked.events, walked.seconds, NUM_SPANS)
     return dataclasses.replace(account, prediction=prediction, busy=busy)
@@ -175,19 +232,27 @@ def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not
 
 def _summed(
     steps: list[EagerStep],
+    kept: list[EagerStep],
+    basis: str,
     module: torch.nn.Module,
     name: str,
     fleet: Fleet,
     layout: Layout,
     started: float,
 ) -> MeshAccount:
-    memories = [_memory(step, fleet, layout) for step in steps]
+    """Return the account of all ranks.
+
+    Args:
+        steps: of the ranks, as they were written: their FLOPs and messages.
+        kept: those whose memory counts, and `basis`: what it is of.
+    """
+    memories = [_memory(step, fleet, layout, basis) for step in kept]
     most = max(range(len(steps)), key=lambda place: memories[place].reserved_bytes)
     fullest = steps[most]
     traffic, unpriced = traffic_of(fullest.watch.messages, fleet)
     without_rule = (f"{what}, {times} times" for what, times in sorted(fullest.watch.unknown.items()))
     ranks = dict.fromkeys((0, layout.num_devices - 1))
-    notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *ON_A_MESH]
+    notes = [*dict.fromkeys(kept[most].notes), *fullest.kernel_notes(), *ON_A_MESH]
     if fleet.chip.platform != "cpu" and segments_expand():
         notes.append("The allocator's segments expand, as its variable in the environment says.")
     if host_bytes := memories[most].host_bytes:
@@ -209,33 +274,39 @@ def _summed(
         ledger=ledger,
         messages=merged(message for message, _ in fullest.watch.messages),
         ranks=tuple(
-            _rank_count(rank, step, memory)
-            for rank, step, memory in zip(ranks, steps, memories, strict=False)
+            _rank_count(rank, step, each, memory)
+            for rank, step, each, memory in zip(ranks, steps, kept, memories, strict=False)
         ),
         torch_version=torch.__version__,
+        by_inductor=kept is not steps,
         seconds=time.process_time() - started,
     )
 
 
-def _memory(step: EagerStep, fleet: Fleet, layout: Layout) -> MemoryLedger:
+def _memory(step: EagerStep, fleet: Fleet, layout: Layout, basis: str) -> MemoryLedger:
     """Return the memory of a rank; on GPUs its allocator reserves more than is alive."""
     storages = step.storages
     reserved = None if fleet.chip.platform == "cpu" else reserved_bytes(storages.changes)
     memory = memory_of(history_of(storages.changes), storages.instant, fleet, layout, reserved)
-    return dataclasses.replace(memory, host_bytes=storages.host_peak_bytes)
+    return dataclasses.replace(
+        memory,
+        host_bytes=storages.host_peak_bytes,
+        basis=basis,
+        is_upper_bound=basis in (UPPER_BOUND, PARTLY),
+    )
 
 
-def _rank_count(rank: int, step: EagerStep, memory: MemoryLedger) -> RankCount:
+def _rank_count(rank: int, step: EagerStep, kept: EagerStep, memory: MemoryLedger) -> RankCount:
     by_phase = Counter[str]()
     for (phase, _), count in step.watch.flops.items():
         by_phase[phase] += count
     assert memory.peak_bytes is not None, "a step's peak is known"
     return RankCount(
         rank=rank,
-        parameters_bytes=step.storages.held_bytes("parameters"),
-        gradients_bytes=step.gradients_bytes,
-        optimizer_state_bytes=step.optimizer_state_bytes,
-        saved_activation_bytes=step.saved_activation_bytes,
+        parameters_bytes=kept.storages.held_bytes("parameters"),
+        gradients_bytes=kept.gradients_bytes,
+        optimizer_state_bytes=kept.optimizer_state_bytes,
+        saved_activation_bytes=kept.saved_activation_bytes,
         peak_bytes=memory.peak_bytes,
         reserved_bytes=memory.reserved_bytes,
         flops_by_phase={phase: by_phase[phase] for phase in (FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER)},

@@ -72,6 +72,7 @@ class MeshAccount:
     seconds: of processor time that the account took.
     prediction: the time of the first rank's step; None where there is none, and `no_prediction` says why.
     busy: what its streams do through that step.
+    by_inductor: the memory is that of Inductor's kernels, by a model, where modules are compiled.
     """
 
     name: str
@@ -84,6 +85,7 @@ class MeshAccount:
     prediction: Prediction | None = None
     busy: Busy | None = None
     no_prediction: str = ""
+    by_inductor: bool = False
 
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads."""
@@ -102,5 +104,6 @@ class MeshAccount:
             "messages": [dataclasses.asdict(message) for message in self.messages],
             "ranks": [dataclasses.asdict(rank) for rank in self.ranks],
             "torch_version": self.torch_version,
+            "by_inductor": self.by_inductor,
             "seconds": self.seconds,
         }

@@ -23,7 +23,8 @@ from meshwright.hlo import Axes
 from ._account import Account, FlopCount, MemoryCount, ModuleCount
 from ._fakes import Fakes, as_given, check_parts, explain_failure, mode_of, quiet_fakes
 from ._flops import tensor_text
-from ._kernels import AS_WRITTEN, as_it_was_written, is_compiled, whole_sequences
+from ._hooks import COPIED, hooked_optimizers, is_hooked, kept_gradients, noting_first
+from ._kernels import AS_WRITTEN, as_it_was_written, compiled_parts, is_compiled, outermost, whole_sequences
 from ._watch import (
     BACKWARD,
     FORWARD,
@@ -99,6 +100,7 @@ class EagerStep:
         parallelize: changes the fake copy for a mesh, and returns it.
         on_host: returns those of its tensors that are in the host's memory.
         mesh_axes: names and sizes of the axes of that mesh.
+        compiled: paths of modules that `torch.compile` compiles, which their copies no longer know.
     """
 
     def __init__(
@@ -109,10 +111,14 @@ class EagerStep:
         parallelize: Callable[[Any], Any] = lambda module: module,
         mesh_axes: Axes = (),
         on_host: Callable[[Any], Iterable[torch.Tensor]] = lambda module: (),
+        compiled: Iterable[str] = (),
     ) -> None:
         self.mode: FakeTensorMode = mode_of(module, (inputs, keyword_inputs))
         fakes = Fakes(self.mode)
-        self.module = parallelize(fakes.module(module))
+        copied = fakes.module(module)
+        regions = [copied.get_submodule(path) for path in compiled]
+        self.module = parallelize(copied)
+        self.regions = outermost([*regions, *compiled_parts(self.module)])
         self.inputs, self.keywords = fakes.tree(inputs), fakes.tree(keyword_inputs)
         self.storages = Storages()
         self.stack = ModuleStack(self.module)
@@ -130,6 +136,8 @@ class EagerStep:
         self._place("parameters", self.module.parameters())
         self._place("buffers", self.module.buffers())
         self._place("inputs", self._input_tensors())
+        kept = kept_gradients(self.module.parameters())
+        self._place("gradients", (fakes.tensor(each, "a parameter's gradient") for each in kept))
         self.device = next(
             (t.device.type for t in (*self.module.parameters(), *self._input_tensors())), "cpu"
         )
@@ -138,8 +146,12 @@ class EagerStep:
         leaves = pytree.tree_leaves((self.inputs, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-    def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any) -> None:
-        """Run forward pass, backward pass and optimizer under the watch."""
+    def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any, regions: Any = None) -> None:
+        """Run forward pass, backward pass and optimizer under the watch.
+
+        Args:
+            regions: a context that runs compiled modules otherwise than as they were written.
+        """
         sequences = whole_sequences(self.module, self.inputs, self.keywords)
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         with (
@@ -150,9 +162,12 @@ class EagerStep:
             watching_sizes(self.storages),
             keeping_selected(self._pack),
             sequences as are_told,
+            contextlib.nullcontext() if regions is None else regions,
         ):
             if are_told:
                 self.notes.append(ONE_SEQUENCE)
+            if is_hooked(self.module):
+                self._begin_with_hooks(loss, autocast)
             self.forward(loss, autocast)
             self.backward()
             self._place("parameters", self.module.parameters())  # FSDP2 pads shards at their first use
@@ -180,9 +195,28 @@ class EagerStep:
                 raise
             raise explain_failure(failed, what, self.stack.paths, hint or self._inputs_text()) from failed
 
+    def _begin_with_hooks(self, loss: Any, autocast: torch.dtype | None) -> None:
+        """Run a forward and a backward pass that do not count, in which hooks make what they keep."""
+        with hooked_optimizers(self.watch) as optimizers:
+            self._run_forward(loss, autocast)
+            self._run_backward()
+        for each in optimizers:
+            self._place("optimizer state", _tensors(dict(each.state)))
+        self._place("gradients", kept_gradients(self.module.parameters()))
+        self._place("parameters", self.module.parameters())
+        self.optimizer_state_bytes = self.storages.held_bytes("optimizer state")
+        self.output = self.loss = None
+        for leaf in self._leaves():
+            leaf.grad = None
+
     def forward(self, loss: Any, autocast: torch.dtype | None) -> None:
         """Run the forward pass and the loss, then count the activations saved for the backward pass."""
         self.watch.phase = FORWARD
+        self._run_forward(loss, autocast)
+        self.saved_activation_bytes = self.storages.live[SAVED]
+        self.by_format[SAVED] = self.storages.by_format().get(SAVED, {})
+
+    def _run_forward(self, loss: Any, autocast: torch.dtype | None) -> None:
         casting: Any = contextlib.nullcontext()
         if autocast is not None:
             self.notes.append("Copies of weights that autocast makes are among the saved activations.")
@@ -192,8 +226,6 @@ class EagerStep:
                 self.output = self.module(*self.inputs, **self.keywords)
             with self._users_code("the loss"):
                 self.loss = self._loss_of(self.output, loss)
-        self.saved_activation_bytes = self.storages.live[SAVED]
-        self.by_format[SAVED] = self.storages.by_format().get(SAVED, {})
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         before = self.storages.live[SAVED]
@@ -225,20 +257,25 @@ class EagerStep:
         if not self.loss.requires_grad:
             self.notes.append("Nothing requires a gradient: there is no backward pass.")
         else:
-            leaves = [t for t in (*self.module.parameters(), *self._input_tensors()) if t.requires_grad]
-            hooks = [leaf.register_post_accumulate_grad_hook(self._note_gradient) for leaf in leaves]
-            with self._users_code("the backward pass"):
-                self.loss.backward()
-            for hook in hooks:
-                hook.remove()
+            with hooked_optimizers(self.watch):
+                self._run_backward()
             # FSDP2 sets those of its shards, which are no leaves while it holds gathered parameters.
             self._place("gradients", (p.grad for p in self.module.parameters() if p.grad is not None))
         self.gradients_bytes = self.storages.held_bytes("gradients")
         self._note_formats()
 
+    def _leaves(self) -> list[torch.Tensor]:
+        return [t for t in (*self.module.parameters(), *self._input_tensors()) if t.requires_grad]
+
+    def _run_backward(self) -> None:
+        hint = COPIED if is_hooked(self.module) else None
+        with noting_first(self._leaves(), self._note_gradient), self._users_code("the backward pass", hint):
+            if self.loss.requires_grad:
+                self.loss.backward()
+
     def _note_gradient(self, leaf: torch.Tensor) -> None:
-        assert leaf.grad is not None, "a hook after accumulation runs when there is a gradient"
-        self._place("gradients", (leaf.grad,))
+        if leaf.grad is not None:
+            self._place("gradients", (leaf.grad,))
 
     def _note_formats(self) -> None:
         self.by_format |= {k: v for k, v in self.storages.by_format().items() if k != SAVED}

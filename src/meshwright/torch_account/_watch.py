@@ -379,6 +379,7 @@ class StorageWatch(TorchDispatchMode):
         self.own_mistake: Exception | None = None
         self.launches: Launches | None = None  # where the step's time is wanted
         self.workspace_bytes = 0  # that cuBLAS takes for each thread with products
+        self.kernel = ""  # that Inductor made, while its buffers are made
         self._have_workspace: set[bool] = set()  # the threads, by whether they run the backward pass
         self._to_host: bool | None = None  # where the copy at hand goes; None where its operands are
         self._stack = stack
@@ -452,6 +453,10 @@ class StorageWatch(TorchDispatchMode):
         """Return True if a tensor is in the host's memory."""
         return self._storages.is_on_host(tensor)
 
+    def saved(self, tensor: torch.Tensor) -> SavedTensor:
+        """Return an object during whose life a tensor counts as saved for the backward pass."""
+        return SavedTensor(tensor, self._storages)
+
     def _number(self, func: Any, args: Any) -> Any:
         """Return the number in a tensor, or 1 where only a real run would compute it."""
         try:
@@ -482,14 +487,15 @@ class StorageWatch(TorchDispatchMode):
         return tensor
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
-        self._storages.birth = Birth(self._phase_now(), self._stack.place(), operation_name(func))
+        operation = self.kernel or operation_name(func)
+        self._storages.birth = Birth(self._phase_now(), self._stack.place(), operation)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and has_storage(tensor):
                 self._storages.see(tensor)
         if not self.phase:
             return
         if self.workspace_bytes and operation_name(func).rstrip("_") in OF_CUBLAS:
-            self._take_workspace()
+            self.take_workspace()
         self._storages.note_peak(self.phase)
         self._storages.instant += 1
         if kind == "silent" and self.launches is None:
@@ -502,10 +508,10 @@ class StorageWatch(TorchDispatchMode):
         if self.launches is not None:
             self.launches.operation(func, call, counted)
 
-    def _take_workspace(self) -> None:
+    def take_workspace(self) -> None:
         """Record the workspace of the thread at hand, once: the backward pass runs in one of its own."""
         is_backward = self.phase == BACKWARD
-        if is_backward not in self._have_workspace:
+        if self.workspace_bytes and is_backward not in self._have_workspace:
             self._have_workspace.add(is_backward)
             self._storages.hold_workspace(self.workspace_bytes)
 
@@ -538,7 +544,8 @@ class StorageWatch(TorchDispatchMode):
             staged["all-reduce"] = "tensors"  # of DDP, or a gradient, which is then put among those
         if call.name.startswith("c10d.") and kind in staged:
             for tensor in pytree.tree_leaves(call.arguments.get(staged[kind])):
-                self._storages.stage(tensor)
+                if isinstance(tensor, torch.Tensor):  # lists of results have other names
+                    self._storages.stage(tensor)
 
     def _phase_now(self) -> str:
         """Return the phase, with recomputation recognised.
