@@ -18,10 +18,8 @@ wait is not known, and counts as a risk (`Stacked.risk`).
 from __future__ import annotations
 
 import functools
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,11 +80,6 @@ MODELS = {
 }
 
 
-SOFTWARE = "PyTorch of 2021 to 2025, kernel by kernel"
-_ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
-PRODUCTS = next(float(each["products"]) for each in _ASSUMED["software"] if each["name"] == SOFTWARE)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The habits and constants of one training program; defaults: nanotron. `SOURCES` names the sources."""
@@ -97,7 +90,7 @@ class Program:
     recompute: bool = False
     sequence_sharded: bool = True
     uneven_stages: bool = True
-    products: float = PRODUCTS
+    products: float = shared().eager_products_share
     overlapped_reduction: bool = True
     width_bytes: float = 108.0
     whole_width_bytes: float = 0.0
