@@ -111,8 +111,8 @@ def test_three_steps_on_eight_devices_are_those_of_pytorch_on_the_whole_batch(ax
         loss = module(rows)
         loss.backward()
         theirs.step()
-        # Steps of 0.01 take the loss from 33 to 20 and 12. So an error of 1e-6 of all parameters alike takes it
-        # 1e-3 off, which is ten times what float32 leaves of one step.
+        # Steps of 0.01 take the loss from 33 to 20 and 12. So an error of 1e-6 of all parameters alike takes
+        # it 1e-3 off: ten times what float32 allows for one step.
         assert float(value) == pytest.approx(loss.item(), rel=10 * FLOAT32)
     theirs_now = step.stacked({n: jnp.asarray(p.detach().numpy()) for n, p in module.named_parameters()})
     assert theirs_now.keys() == state["parameters"].keys()
