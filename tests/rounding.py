@@ -8,15 +8,15 @@ What is the same on every machine is the spread of that draw. A rounded computat
 that were each moved by a few units of roundoff (backward stability), so moved data show how far errors of
 that size carry. `rounding_of` therefore runs one device's program in the narrow format several times, each
 time with every parameter moved at random by up to one unit of roundoff. That also draws all later roundings
-anew. The root mean square over the draws is known to a quarter with eight of them.
+anew. Eight draws give the root mean square of one number to a quarter, of an array better.
 
 Two figures of each array are bounded by their own root mean square:
 
 * Its distance from float32's, in the norm, by `FARTHEST` times. A layout rounds more than one device does:
   each product that `tensor` splits, each message, each microbatch's addition. Those are no more roundings
   than one device already has on the way to a gradient, which is a factor of the root of two. The rest of
-  `FARTHEST`, 2.8, is for chance: squared errors in three independent directions exceed 8 times their mean in
-  one of 10,000 arrays, and no array here had as few.
+  `FARTHEST`, 2.8, is for chance: errors in three independent directions exceed 2.8 times their root mean
+  square in fewer than one of 10,000 arrays.
 * Its portion of float32's, which is the projection on it and 1 without error. It is one number, which chance
   takes farther, so it has `PORTION` times. Of a large array it errs far less than the distance, because
   errors are nearly at right angles to the gradient: it shows in eight bits that a device's share is missing,

@@ -10,6 +10,7 @@ from meshwright.config import load_config
 from meshwright.data import ImageFiles, LabelledImages, open_data, write_images, write_sample_images
 from meshwright.data._images import NAMES, IdxPart, idx_parts, read_idx, resized, write_idx
 from meshwright.errors import InputError
+from tests.rounding import FLOAT32
 
 FOUR = [name for names in NAMES.values() for name in names]
 
@@ -218,7 +219,8 @@ def test_images_are_resized_as_pytorch_does(height, width, side):
     wanted = torch.nn.functional.interpolate(
         torch.tensor(images).float()[:, None], size=(side, side), mode="bilinear", align_corners=False
     )
-    np.testing.assert_allclose(resized(images, side), wanted[:, 0].numpy(), atol=1e-3)
+    # A place among 28 pixels is off by a few units of roundoff of 28; the next pixel differs by up to 255.
+    np.testing.assert_allclose(resized(images, side), wanted[:, 0].numpy(), atol=255 * FLOAT32)
 
 
 def test_the_small_set_has_ten_classes_in_both_parts_and_is_the_same_each_time(tmp_path):

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
 from meshwright.torch_program import ModuleStep, name_and_options, optimizer_named  # noqa: E402
+from tests.rounding import FLOAT32  # noqa: E402
 
 WIDTH, WORDS, LENGTH, LAYERS, DEVICES = 32, 64, 16, 3, 8
 
@@ -64,17 +65,22 @@ def words(rows: int):
     return torch.randint(WORDS, (rows, LENGTH))
 
 
+# With Adam's usual epsilon of 1e-8 a gradient that is nothing but rounding moves its parameter by the whole
+# rate. With this one its error moves it by at most ten times the error.
+SMOOTH = {"lr": 1e-2, "eps": 1e-3}
+
+
 @pytest.mark.parametrize(
     ("axes", "name", "options"),
     [
-        ((("data", 2), ("fsdp", 4)), "AdamW", {"lr": torch.tensor(1e-2), "weight_decay": 0.1}),
+        ((("data", 2), ("fsdp", 4)), "AdamW", {**SMOOTH, "lr": torch.tensor(1e-2), "weight_decay": 0.1}),
         pytest.param(
             (("fsdp", 8),),
             "SGD",
             {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
             marks=pytest.mark.wide,
         ),
-        pytest.param((("data", 8),), "Adam", {"lr": 1e-2}, marks=pytest.mark.wide),
+        pytest.param((("data", 8),), "Adam", SMOOTH, marks=pytest.mark.wide),
     ],
     ids=["hybrid", "fsdp", "data"],
 )
@@ -105,7 +111,9 @@ def test_three_steps_on_eight_devices_are_those_of_pytorch_on_the_whole_batch(ax
         loss = module(rows)
         loss.backward()
         theirs.step()
-        assert float(value) == pytest.approx(loss.item(), rel=1e-5)
+        # Steps of 0.01 take the loss from 33 to 20 and 12. So an error of 1e-6 of all parameters alike takes
+        # it 1e-3 off: ten times what float32 allows for one step.
+        assert float(value) == pytest.approx(loss.item(), rel=10 * FLOAT32)
     theirs_now = step.stacked({n: jnp.asarray(p.detach().numpy()) for n, p in module.named_parameters()})
     assert theirs_now.keys() == state["parameters"].keys()
     assert sum(each.size for each in theirs_now.values()) == numbers()
