@@ -187,7 +187,7 @@ def test_flex_attention_keeps_no_scores_and_counts_the_pairs_of_its_mask(mask, p
 
 def test_a_mask_of_flex_attention_that_depends_on_data_counts_whole_and_says_so():
     documents = torch.zeros(256, dtype=torch.long, device="meta")
-    whole = weighed(Flex(lambda b, h, q, k: documents[q] == documents[k]), rows=2**14)  # no gaps between kernels
+    whole = weighed(Flex(lambda b, h, q, k: documents[q] == documents[k]), rows=2**14)
     assert whole.account.ranks[0].flops_by_phase == weighed(Flex(), 2**14).account.ranks[0].flops_by_phase
     assert any("flex attention that depends on data" in words for words in whole.ledger.assumptions)
     step = whole.prediction.step_seconds

@@ -174,7 +174,7 @@ class MemoryLedger:
     def fits(self) -> bool | None:
         """True if the program fits; None where that is not known.
 
-        It is not where the chip's usable bytes are unknown (a simulated CPU), or an upper bound is above them.
+        It is not where the chip's usable bytes are unknown (a simulated CPU), or less than an upper bound.
         """
         if self.usable_bytes is None:
             return None

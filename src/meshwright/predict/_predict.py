@@ -109,15 +109,27 @@ def interval_of(
     elif unpriced:
         interval = replace(interval, high=None)
         ends = f"Interval from {100 * low - 100:+.0f} %, without an upper end."
-        more = len(unpriced) - MOST_NAMED
-        named = ", ".join(unpriced[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        reasons = [f"not priced: {named}", *reasons]
-    if no_lower_end and not unbounded:
-        interval = replace(interval, low=None)
-        ends = "No interval." if unpriced else f"Interval to {100 * high - 100:+.0f} %, without a lower end."
-        reasons = [no_lower_end, *reasons]
+        reasons = [f"not priced: {_first_of(unpriced)}", *reasons]
+    interval, ends, reasons = _without_lower_end(interval, ends, reasons, no_lower_end)
     words = "; ".join([_rates(machine, calibration, names), *_width_words(machine, applied)])
     return interval, f"Estimate. {words[0].upper()}{words[1:]}. {ends}", tuple(reasons)
+
+
+def _first_of(unpriced: Sequence[str]) -> str:
+    more = len(unpriced) - MOST_NAMED
+    return ", ".join(unpriced[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _without_lower_end(
+    interval: Interval, ends: str, reasons: list[str], why: str
+) -> tuple[Interval, str, list[str]]:
+    """Return an interval without its lower end, its words, and its reasons; all unchanged without a `why`."""
+    if not why:
+        return interval, ends, reasons
+    words = "No interval."
+    if interval.high is not None:
+        words = f"Interval to {100 * interval.high / interval.expected - 100:+.0f} %, without a lower end."
+    return replace(interval, low=None), words, [why, *reasons]
 
 
 def _share_without_messages(machine: Machine, walked: Walked) -> float:

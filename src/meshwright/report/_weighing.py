@@ -131,7 +131,10 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     if spare >= 0:
         return [*lines, Words(text=f"FITS: {gives}, {rest} to spare", tone="good")]
     if memory.is_upper_bound:
-        return [*lines, Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all", tone="open")]
+        return [
+            *lines,
+            Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all", tone="open"),
+        ]
     return [*lines, Words(text=f"DOES NOT FIT: {gives}, {rest} too much", tone="bad")]
 
 
@@ -360,10 +363,9 @@ def _faster_sections(prediction: Prediction) -> tuple[ReportSection, ...]:
 
 def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
     """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end."""
-    if seconds.low is None and seconds.high is None:
-        ends = "no interval"
-    elif seconds.low is None:
-        ends = f"at most {format_seconds(seconds.high)}, no lower end"
+    if seconds.low is None:
+        high = seconds.high
+        ends = "no interval" if high is None else f"at most {format_seconds(high)}, no lower end"
     elif seconds.high is None:
         ends = f"at least {format_seconds(seconds.low)}, no upper end"
     else:
@@ -398,10 +400,10 @@ def cost_words(total: RunTotal) -> str:
 
 def _with_ends(amounts: Interval, shown: Callable[[float], str], unit: str = "") -> str:
     words = f"{shown(amounts.expected)}{unit}"
-    if amounts.low is None and amounts.high is None:
-        return f"{words} (no interval)"
     if amounts.low is None:
-        return f"{words} (at most {shown(amounts.high)})"
+        return (
+            f"{words} (no interval)" if amounts.high is None else f"{words} (at most {shown(amounts.high)})"
+        )
     if amounts.high is None:
         return f"{words} (at least {shown(amounts.low)})"
     return f"{words} ({shown(amounts.low)} to {shown(amounts.high)})"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -114,8 +115,8 @@ class _Traced:
         self._counts = False
         self.call: Callable[..., Any] = aot_function(
             function,
-            fw_compiler=lambda graph, inputs: self._compiled(graph, inputs, is_backward=False),
-            bw_compiler=lambda graph, inputs: self._compiled(graph, inputs, is_backward=True),
+            fw_compiler=partial(self._compiled, is_backward=False),
+            bw_compiler=partial(self._compiled, is_backward=True),
             partition_fn=partition,
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
@@ -127,11 +128,11 @@ class _Traced:
             self.call(*arguments)
         self._counts = True
 
-    def _compiled(self, graph: Any, inputs: Sequence[Any], *, is_backward: bool) -> Callable[..., Any]:
+    def _compiled(self, gm: Any, example_inputs: Sequence[Any], *, is_backward: bool) -> Any:
         with _apart(contextlib.nullcontext()):
             metadata = self._context.fw_metadata
             donated = (metadata and metadata.bw_donated_idxs) or ()
-            plan = plan_of(graph, inputs, self._mode, donated, is_backward=is_backward)
+            plan = plan_of(gm, example_inputs, self._mode, donated, is_backward=is_backward)
 
         def run(arguments: list[Any]) -> list[Any]:
             saved = self._watch.saved if is_backward and self._counts else None
@@ -233,7 +234,7 @@ def _refusing_checkpoints() -> Iterator[None]:
 @contextlib.contextmanager
 def _apart(mode: Any) -> Iterator[None]:
     """Leave the watch and the hooks of saved tensors out of the block, in which fake tensors stay fake."""
-    autograd: Any = torch._C._autograd
+    autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  its type does not know it
     popped: list[Any] = []
     while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
         popped.append(hooks)

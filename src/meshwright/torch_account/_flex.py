@@ -26,7 +26,8 @@ MOST_PAIRS = 2**26  # on which a mask's function is called; of longer sequences 
 ROWS_AT_ONCE = 2**24
 WHOLE = "A mask of flex attention that depends on data, or takes no arrays of positions, counts whole."
 NO_LOWER_END = (
-    "flex attention's mask depends on data, so its products count whole, and the mask may leave out any part of them"
+    "flex attention's mask depends on data, so its products count whole, and the mask may leave out any part "
+    "of them"
 )
 _OWN = torch.library.Library("meshwright", "FRAGMENT")
 _OWN.define("flex_attention(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ._watch import StorageWatch
 
 COPIED = (
-    "a hook that was registered before runs on a copy of its parameter, and finds nothing that it kept by the "
-    "original: register it in parallelize=f, which is called with the copy"
+    "a hook that was registered before runs on a copy of its parameter, and finds nothing that it kept by "
+    "the original: register it in parallelize=f, which is called with the copy"
 )
 
 

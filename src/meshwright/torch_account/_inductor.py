@@ -1,4 +1,4 @@
-"""Ask Inductor, without a card, which buffers a compiled graph allocates, reuses and frees, and in which order.
+"""Ask Inductor, without a card, which buffers a compiled graph allocates, reuses and frees, and when.
 
 Inductor's own passes, decompositions, partitioner, lowering and scheduler run here, on fake tensors of a card
 that is described by hand; no kernel is generated. What a fused kernel makes for itself takes no memory.
@@ -21,6 +21,7 @@ import torch
 from torch._inductor import compile_fx, ir, scheduler
 from torch._inductor.codegen.common import Kernel
 from torch._inductor.debug import DebugContext
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
@@ -104,8 +105,8 @@ def described_card() -> Iterator[None]:
     described = DeviceProperties(type="cuda", index=0, cc=90, **PROPERTIES)
     cuda: Any = torch.cuda
     with (
-        mock.patch.object(DeviceProperties, "create", staticmethod(lambda _: described)),
-        mock.patch.object(scheduler, "has_triton", lambda *_: True),
+        mock.patch.object(DeviceProperties, "create", return_value=described),
+        mock.patch.object(scheduler, "has_triton", return_value=True),
         mock.patch.multiple(
             cuda,
             get_device_properties=lambda *_, **__: properties,
@@ -133,7 +134,7 @@ def plan_of(
     """
     with described_card(), torch.no_grad():
         changed = copy.deepcopy(graph)
-        compile_fx.view_to_reshape(changed)
+        view_to_reshape(changed)
         with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
             FakeTensorProp(changed, mode).propagate_dont_convert_inputs(*inputs)
             compile_fx._recursive_post_grad_passes(changed, is_inference=False)
@@ -151,7 +152,7 @@ def plan_of(
 def _on_card(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return the graph with its tensors on the card, of which the graph was told nothing, and its inputs there.
+    """Return the graph with its tensors on the card, and its inputs there.
 
     Operations are not run again: some ask for a driver when their operands are on a card.
     """
@@ -183,9 +184,7 @@ def _walked(lowered: GraphLowering, graph: torch.fx.GraphModule) -> CompiledPlan
     launches = [_launch(order, node, made) for node in order.nodes]
     (result,) = (node for node in graph.graph.nodes if node.op == "output")
     values = result.args[0]
-    outputs = tuple(
-        _output(found, value) for found, value in zip(lowered.graph_outputs, values, strict=True)
-    )
+    outputs = tuple(_output(found, value) for found, value in zip(lowered.graph_outputs, values, strict=True))
     return CompiledPlan(tuple(lowered.graph_input_names), tuple(launches), outputs)
 
 
@@ -229,7 +228,7 @@ def _allocate(launch: Launch, buffer: Any, made: set[str]) -> None:
     layout = buffer.get_output_spec()
     aliased = [*buffer.get_inputs_that_alias_output(), *buffer.get_mutation_names()]
     if isinstance(layout, ir.NonOwningLayout):
-        base = layout.view.data
+        base: Any = layout.view.data
         while not hasattr(base, "get_output_spec") or isinstance(base, ir.MutableBox):
             base = base.data
         if isinstance(base, ir.Buffer) and base.get_name() not in V.graph.graph_inputs:

@@ -68,9 +68,9 @@ PARTLY = (
 )
 MODELLED = "weighed as Inductor compiles it (a model)"
 BY_INDUCTOR = (
-    "Memory is that of Inductor's kernels: its partitioner decides what is saved, its scheduler what is fused "
-    "and where results take over the memory of operands; FLOPs and messages are those of the module as it was "
-    "written."
+    "Memory is of Inductor's kernels: its partitioner decides what is saved, its scheduler what is fused "
+    "and where results take over the memory of operands. FLOPs and messages are those of the module as it "
+    "was written."
 )
 FUNCTIONS_AS_WRITTEN = "Functions that torch.compile compiles by themselves count as they were written."
 COMPILED = "parts are compiled by torch.compile, whose kernels are not predicted"
@@ -174,7 +174,6 @@ def _by_inductor(
 
     They are the steps as they were written, whose bytes are an upper bound, where a part cannot be modelled.
     """
-    functions = AS_WRITTEN in steps[0].notes  # that are compiled by themselves
     why = "a CPU is not modelled" if fleet.chip.platform == "cpu" else ""
     if not why and not steps[0].regions:
         why = "only functions are compiled, each by itself"
@@ -187,10 +186,10 @@ def _by_inductor(
 
             why = reason_of(failed)
         else:
-            words = [FUNCTIONS_AS_WRITTEN] if functions else []
             for step in kept:
+                words = [FUNCTIONS_AS_WRITTEN] * bool(step.phases_as_written)
                 step.notes = [note for note in step.notes if note != AS_WRITTEN] + [BY_INDUCTOR, *words]
-            return kept, PARTLY if functions else MODELLED
+            return kept, PARTLY if any(map(_is_partly_written, kept)) else MODELLED
     for step in steps:
         step.notes += [AS_WRITTEN, f"No model of Inductor was used: {why}."]
     return steps, UPPER_BOUND
@@ -228,6 +227,15 @@ def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not
     )
     busy = busy_of(walked.events, walked.seconds, NUM_SPANS)
     return dataclasses.replace(account, prediction=prediction, busy=busy)
+
+
+def _is_partly_written(step: EagerStep) -> bool:
+    """Return whether functions that ran as they were written may have raised a step's peak.
+
+    Those that the optimizer calls did not where the peak is elsewhere.
+    """
+    aside = {"", OPTIMIZER} if step.storages.peak_phase != OPTIMIZER else set[str]()
+    return not step.phases_as_written <= aside
 
 
 def _summed(

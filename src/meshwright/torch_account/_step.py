@@ -130,6 +130,7 @@ class EagerStep:
         self.by_format: dict[str, dict[str, int]] = {}
         self.saved_by_module: Counter[str | None] = Counter()
         self.notes: list[str] = []
+        self.phases_as_written: set[str] = set()  # in which compiled functions ran as they were written
         self._parts: list[Any] = []
         for shard in on_host(self.module):
             self.storages.keep_on_host(shard, "parameters")
@@ -155,7 +156,7 @@ class EagerStep:
         sequences = whole_sequences(self.module, self.inputs, self.keywords)
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         with (
-            as_it_was_written(self.notes.append),
+            as_it_was_written(self._note_as_written),
             self.mode,
             self.stack,
             self.watch,
@@ -173,6 +174,10 @@ class EagerStep:
             self._place("parameters", self.module.parameters())  # FSDP2 pads shards at their first use
             if optimizer is not None:
                 self.optimize(optimizer)
+
+    def _note_as_written(self, words: str) -> None:
+        self.notes.append(words)
+        self.phases_as_written.add(self.watch.phase)
 
     def _place(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in (inner for each in tensors for inner in inner_tensors(each)):
