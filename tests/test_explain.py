@@ -52,6 +52,9 @@ def test_every_step_of_rematerialisation_is_tried(monkeypatch, small):
     tried = {c.arguments for c in mw.explain(transformer) if "remat" in c.arguments}
     others = ("none", "dots-attention", "alternate-dots", "full")  # and none that repeats some blocks only
     assert tried == {f"--set remat={name}" for name in others}
+    listed = dataclasses.replace(small, config=load_config("bytes-nano", ["remat=save:query,key"]))
+    effects = {c.effect for c in mw.explain(listed) if "remat" in c.arguments}
+    assert "keeps other results for the backward pass (now: save:query,key)" in effects
 
 
 def test_what_the_prediction_walked_or_bounded_is_compiled(monkeypatch, small):
