@@ -204,9 +204,9 @@ def candidates_of(runs: Sequence[RunConfig]) -> Candidates:
     """Return runs as candidates, whether or not a plan would try them; each has a layout of its whole fleet.
 
     >>> from meshwright.config import load_config
-    >>> run = load_config("llama3-8b", ["layout=fsdp=4,tensor=2", "remat=full"])
-    >>> candidates_of([run]).words(0)
-    'microbatch 128, remat full'
+    >>> changes = ["layout=fsdp=4,tensor=2", "batch.microbatch_sequences=2", "remat=full"]
+    >>> candidates_of([load_config("llama3-8b", changes)]).words(0)
+    'microbatch 2, remat full'
     """
     layouts = [Layout.parse(run.layout) for run in runs]
     micro = [
