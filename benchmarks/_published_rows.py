@@ -60,6 +60,7 @@ COLUMNS = [
     "step_time_s",
     "tokens_per_s_per_device",
     "tflops_per_device",
+    "peak_mem_gib_per_device",
     "notes",
 ]
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
@@ -89,8 +90,10 @@ class Expressed:
     owners: int | None  # ranks that share an optimizer under ZeRO-1; None if all replicas do
     heads: int  # the row's own: the program may have others where attention is priced apart
     attention_kernel: str  # as `predict` names it
+    exchanges_heads: bool  # over `context`, where ours sends keys and values
     remat_stated: bool
     measured_seconds: float
+    measured_peak_bytes: float | None  # of one device, allocated or reserved as its source has it
     standard: bool
     notes: tuple[str, ...]
 
@@ -124,7 +127,8 @@ _VTRAIN_SHARED = {
 def rows_of(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
 
-    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they stand.
+    A TOML file's table `[every]` holds cells of all its rows. vTrain's are translated, and numbered as they
+    stand.
     """
     if path.suffix == ".toml":
         told = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -152,6 +156,7 @@ def _from_vtrain(path: Path, number: int, row: Mapping[str, str]) -> dict[str, s
 def configuration_of(row: Row) -> tuple[str, ...]:
     """Return what makes two rows of one source one configuration: all but date, figures and notes."""
     measured = {"id", "date", "step_time_s", "tokens_per_s_per_device", "tflops_per_device", "notes"}
+    measured |= {"peak_mem_gib_per_device"}
     return (row.get("source", ""), *((row.get(column) or "") for column in COLUMNS if column not in measured))
 
 
@@ -217,8 +222,10 @@ def express(row: Row) -> Expressed:
         owners=_owners(row),
         heads=_number(row, "n_heads", "dimensions"),
         attention_kernel=_attention_kernel(row, stack),
+        exchanges_heads=bool(re.search(r"\ba2a\b|ulysses", row["attention_impl"].lower())),
         remat_stated=stated,
         measured_seconds=measured,
+        measured_peak_bytes=_peak_bytes(row),
         standard=standard,
         notes=tuple(notes),
     )
@@ -325,6 +332,12 @@ def _precision(row: Row, notes: list[str]) -> str:
         notes.append(f"{row['precision']} taken as our fp8")
         return "fp8"
     return "fp16" if "fp16" in words else "bf16"
+
+
+def _peak_bytes(row: Row) -> float | None:
+    """Return the stated memory of a device, if it is a plain number."""
+    words = row["peak_mem_gib_per_device"]
+    return float(words) * 2**30 if re.fullmatch(r"\d+(\.\d+)?", words) else None
 
 
 def _count(row: Row, column: str) -> int:

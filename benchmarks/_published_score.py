@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from _published_interval import interval_of
+from _published_memory import memory_of, print_memory
 from _published_rows import ASSUMED, Expressed
 from _published_stacks import is_reduction, otherwise
 
@@ -58,6 +59,7 @@ def score(row: Expressed) -> dict[str, Any]:
         weighed, told["remat"] = weighed_run(row, told["notes"])
         executions = executions_in(weighed.folder, weighed.compiled)
         found = _predicted(row, weighed, executions)
+        told |= memory_of(row, weighed.ledger.memory)
         if told["sustained"]:
             tried = {f: _predicted(row, weighed, executions, f) for f in FACTORS_TRIED} | {1.0: found}
             seconds = {str(factor): tried[factor]["predicted_seconds"] for factor in sorted(tried)}
@@ -277,6 +279,7 @@ def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summ
         if "left_out_holds" in found:
             shares = [100 * found[name] for name in ("left_out_holds", "left_out_holds_drawn")]
             print(f"Such an interval of other sources holds {shares[0]:.0f} %, {shares[1]:.0f} % of a draw")
+    print_memory(scored)
     for name, why in summary["failed"].items():
         print(f"failed: {name}: {why}")
     print("\nNot expressible")

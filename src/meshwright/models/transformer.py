@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel, block_policies
 from ..sharding import (
+    axis_size,
     gather,
     look_up,
     num_repeats,
@@ -141,11 +142,13 @@ class Transformer(Model):
         return tuple(name for name, count in groups.items() if count and not self._unrolls(context, count))
 
     def _unrolls(self, context: Context, num_layers: int) -> bool:
+        """Return whether the layers have no loop. Manual or not, `context` has messages in every layer."""
+        of_rows = num_shards(context.mesh) // axis_size(context.mesh, "context")
         return self.config.unrolls(
             context.layer_loop,
             remat=context.remat,
             platform=context.platform,
-            num_devices=num_shards(context.mesh),
+            num_devices=of_rows * ring_size(context.mesh),
             num_layers=num_layers,
         )
 
