@@ -61,8 +61,8 @@ def otherwise_kept(row: Expressed, ledger: MemoryLedger) -> dict[str, float]:
 def _saved_by_megatron(row: Expressed, layout: Layout) -> dict[str, float]:
     """Return the bytes of what Megatron saves without recomputation, and our policy computes again.
 
-    The inputs of products: both norms' outputs, split by position over `tensor`, and the MLP's activations
-    and up. Source: NVIDIA/TransformerEngine, pytorch/module/layernorm_linear.py and linear.py, which save
+    The inputs of products: both norms' outputs, split by position over `tensor`, and gate times up of the
+    MLP. Source: NVIDIA/TransformerEngine, pytorch/module/layernorm_linear.py and linear.py, which save
     `ln_out` and the input. Where heads are exchanged over `context` attention's output is saved before the
     exchange too (pytorch/attention/dot_product_attention/context_parallel.py since release 2.8).
     """

@@ -49,7 +49,7 @@ def test_every_row_of_simumax_is_a_run_of_ours():
 
 def test_megatrons_first_stage_holds_two_microbatches_of_our_four_and_one_table():
     """Of one and a half tables in a step it holds one: 2 bytes of a weight and 4 of its gradient. Of two
-    microbatches it keeps six layers' inputs of products: two norms' outputs and the product of gate and up."""
+    microbatches it keeps six layers' inputs of products: two norms' outputs, and gate times up."""
     waiting = ("saved_activations", "bf16[4,6,1,4096,8192]", 4.0), ("other", "bf16[4,6,1,4096,8192]", 4.0)
     others = ("gradients", "f32[6,8192,28672]", 5.0), ("saved_activations", "bf16[6,1,4096,8192]", 1.0)
     found = memory_of(row_of(10), ledger(80.0, *waiting, *others))

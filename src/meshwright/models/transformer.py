@@ -246,7 +246,8 @@ class Transformer(Model):
             tokens = context.pin(tokens, "batch", "sequence")
             rows = self._rows_of_embedding
             table = context.gather(parameters["embedding"], rows, "embed")
-            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype, rows)
+            sums = None if context.sums is None else context.sums.get("embedding")
+            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype, rows, sums)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
             if self.config.position == "learned":
