@@ -50,10 +50,12 @@ class Expressed:
     owners: int | None  # ranks that share an optimizer under ZeRO-1; None if all replicas do
     heads: int  # the row's own: the program may have others where attention is priced apart
     attention_kernel: str  # as `predict` names it
+    exchanges_heads: bool  # over `context`, where ours sends keys and values
     remat_stated: bool
     standard: bool
     notes: tuple[str, ...]
     measured: float | None = None
+    measured_peak_bytes: float | None = None  # of one device, allocated or reserved as its source has it
 
     @property
     def measured_seconds(self) -> float:
@@ -123,6 +125,7 @@ def express(row: Row) -> Expressed:
         owners=_owners(row),
         heads=_number(row, "n_heads", "dimensions"),
         attention_kernel=_attention_kernel(row, stack),
+        exchanges_heads=bool(re.search(r"\ba2a\b|ulysses", row["attention_impl"].lower())),
         remat_stated=stated,
         standard=standard,
         notes=tuple(notes),
@@ -139,9 +142,11 @@ def express_measured(row: Row) -> Expressed:
 
 
 def with_measured(run: Expressed, row: Row) -> Expressed:
-    """Return the run of a row with the seconds that were measured."""
+    """Return the run of a row with what was measured: its seconds, and its memory where that is stated."""
     told = {column: (row.get(column) or "").strip() for column in COLUMNS}
-    return dataclasses.replace(run, measured=_measured(told, run.config))
+    return dataclasses.replace(
+        run, measured=_measured(told, run.config), measured_peak_bytes=_peak_bytes(told)
+    )
 
 
 def _scripts_of(row: Row) -> Iterator[dict[str, Any]]:
@@ -251,6 +256,12 @@ def _precision(row: Row, notes: list[str]) -> str:
         notes.append(f"{row['precision']} taken as our fp8")
         return "fp8"
     return "fp16" if "fp16" in words else "bf16"
+
+
+def _peak_bytes(row: Row) -> float | None:
+    """Return the stated memory of a device, if it is a plain number."""
+    words = row["peak_mem_gib_per_device"]
+    return float(words) * 2**30 if re.fullmatch(r"\d+(\.\d+)?", words) else None
 
 
 def _count(row: Row, column: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from _published_interval import interval_of
+from _published_memory import memory_of, print_memory
 from _published_rows import ASSUMED, Expressed
 from _published_stacks import is_reduction, otherwise, products_share
 from _row_kinds import UNDECLARED, counted, in_words, kind_in, kind_of, undeclared_sources
@@ -75,6 +76,7 @@ def predicted(row: Expressed) -> dict[str, Any]:
         told["reserved_gib"] = round(weighed.ledger.memory.reserved_bytes / 2**30, 2)
         executions = executions_in(weighed.folder, weighed.compiled)
         found = _predicted(row, weighed, executions)
+        told |= memory_of(row, weighed.ledger.memory)
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     return {**told, **found}
@@ -266,6 +268,7 @@ def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summ
         if "left_out_holds" in found:
             shares = [100 * found[name] for name in ("left_out_holds", "left_out_holds_drawn")]
             print(f"Such an interval of other sources holds {shares[0]:.0f} %, {shares[1]:.0f} % of a draw")
+    print_memory(scored)
     for name, why in summary["failed"].items():
         print(f"failed: {name}: {why}")
     print("\nNot expressible")

@@ -44,6 +44,7 @@ COLUMNS = [
     "step_time_s",
     "tokens_per_s_per_device",
     "tflops_per_device",
+    "peak_mem_gib_per_device",
     "notes",
 ]
 # What was measured: no part of a prediction, and not to be read where a row is sealed.

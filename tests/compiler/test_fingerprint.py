@@ -102,6 +102,15 @@ def test_a_program_that_computes_something_else_has_another_fingerprint(original
     assert fingerprint_of(WITH.replace(original, other)) != fingerprint_of(WITH)
 
 
+def test_the_order_in_which_computations_are_printed_does_not_count():
+    """The compiler for TPU v7x prints some after those that call them."""
+    module, *computations = WITHOUT.strip().split("\n\n")
+    for order in ([1, 2, 3, 0], [3, 2, 1, 0]):
+        turned = "\n\n".join([module, *(computations[place] for place in order)])
+        assert turned != WITHOUT
+        assert fingerprint_of(turned) == fingerprint_of(WITHOUT)
+
+
 def test_a_number_that_is_added_counts():
     """A fusion of a counter has as many lines as the sum of a reduction."""
     counter = """HloModule a

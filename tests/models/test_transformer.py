@@ -340,6 +340,17 @@ def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
     assert products(2, "layer_loop=keep") < two
 
 
+@pytest.mark.wide
+def test_over_context_few_layers_are_a_loop_in_code_of_one_device_too():
+    """Written out, XLA would copy the weights of all layers out of their stack before the first."""
+    run = ("batch.sequences=2", "batch.microbatch_sequences=1", "data.source=synthetic", "precision=bf16")
+    auto, kept, unrolled = (
+        mw.weigh("bytes-nano", on="2xH100", layout="context=2", overrides=[*run, *how]).ledger.memory
+        for how in ((), ("layer_loop=keep",), ("layer_loop=unroll",))
+    )
+    assert auto.peak_bytes == kept.peak_bytes < unrolled.peak_bytes
+
+
 # Blocks of heads of 64 in bf16, whose attention is a call of cuDNN, on one GPU.
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, HIDDEN, ROWS, LENGTH = 4, 128, 4, 2, 64, 256, 16, 512
 TOKENS_OF_STEP, HEADS_WIDTH, KEYS_WIDTH = ROWS * LENGTH, HEADS * HEAD, KV_HEADS * HEAD

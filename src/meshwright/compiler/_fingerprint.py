@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def fingerprint_of(program: str) -> str:
     text = _SCHEDULER_NOTE.sub("", _METADATA.sub("", text))
     lines = _PLACE.sub("", _MODULE.sub("HloModule", text)).splitlines()
     fused = {found[3] for line in lines if (found := _FUSION.search(line))}
-    known: dict[str, _Digested] = {}
+    known = _Computations(fused)
     name, entry = "", ""
     inside, outside = list[str](), list[str]()
     for line in lines:
@@ -60,7 +60,7 @@ def fingerprint_of(program: str) -> str:
             name, inside = header[2], []
             entry = name if header[1] else entry
         elif line == "}" and name:
-            known[name] = _digested(inside, known, is_fused=name in fused)
+            known.lines[name] = inside
             name = ""
         else:
             (inside if name else outside).append(line)
@@ -75,8 +75,24 @@ class _Digested:
     order: tuple[int, ...]
 
 
+class _Computations(dict[str, _Digested]):
+    """A program's computations by name, each digested when it is first asked for.
+
+    Most compilers print a computation before those that call it; that for TPU v7x does not.
+    """
+
+    def __init__(self, fused: Collection[str]) -> None:
+        super().__init__()
+        self.lines: dict[str, list[str]] = {}
+        self._fused = fused
+
+    def __missing__(self, name: str) -> _Digested:
+        self[name] = _digested(self.lines[name], self, is_fused=name in self._fused)
+        return self[name]
+
+
 def _digested(lines: list[str], known: Mapping[str, _Digested], is_fused: bool) -> _Digested:
-    """Digest a computation; those that it calls are known, for they are printed before it.
+    """Digest a computation.
 
     Args:
         is_fused: whether a fusion calls it. Then its parameters are numbered as it lists them.

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel, block_policies
 from ..sharding import (
+    axis_size,
     gather,
     look_up,
     num_repeats,
@@ -161,11 +162,13 @@ class Transformer(Model):
         return tuple(name for name, count in groups.items() if count and not self._unrolls(context, count))
 
     def _unrolls(self, context: Context, num_layers: int) -> bool:
+        """Return whether the layers have no loop. Manual or not, `context` has messages in every layer."""
+        of_rows = num_shards(context.mesh) // axis_size(context.mesh, "context")
         return self.config.unrolls(
             context.layer_loop,
             remat=context.remat,
             platform=context.platform,
-            num_devices=num_shards(context.mesh),
+            num_devices=of_rows * ring_size(context.mesh),
             num_layers=num_layers,
         )
 
@@ -263,7 +266,8 @@ class Transformer(Model):
             tokens = context.pin(tokens, "batch", "sequence")
             rows = self._rows_of_embedding
             table = context.gather(parameters["embedding"], rows, "embed")
-            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype, rows)
+            sums = None if context.sums is None else context.sums.get("embedding")
+            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype, rows, sums)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
             if self.config.position == "learned":

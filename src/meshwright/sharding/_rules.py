@@ -285,6 +285,7 @@ def look_up(
     zero1: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
     rows: str = "vocab",
+    sums: Array | None = None,
 ) -> Array:
     """Return the rows of `table` [rows, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
 
@@ -297,25 +298,32 @@ def look_up(
 
     In code of one stage, a table of the rows `token` has that stage's part of them. Every stage then receives
     the found rows, and the gradients that the stages give are added.
+
+    With `sums`, the sum of earlier gradients of the table, the gradient of `sums` is that sum with this one
+    added, and `table` has none: so float32 rows are added in place.
     """
     whole, split = PartitionSpec(_one(mesh, "tensor")), activation_spec(("batch", "sequence"), mesh)
     residual = activation_spec(("batch", "residual_sequence", "embed"), mesh)
     columns, axes = parameter_spec((rows, "embed"), mesh, zero1), _row_axes(mesh, rows)
 
     @jax.custom_vjp
-    def find(table: Array, indices: Array) -> Array:
+    def find(table: Array, indices: Array, sums: Array | None) -> Array:
         table = table if dtype is None else table.astype(dtype)
         if not axes:
             return table[indices]
         return on_each_device(partial(_found, axes), mesh, (whole, split), residual)(table, indices)
 
-    def backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
-        num_rows = saved[0].shape[0] // axis_size(mesh, "tensor")
-        local = partial(_table_gradient, mesh, axes, zero1, num_rows, saved[0].dtype)
-        return on_each_device(local, mesh, (split, residual), columns)(saved[1], gradient), None
+    def backward(saved: tuple[Array, Array, Array | None], gradient: Array) -> Any:
+        table, indices, sums = saved
+        num_rows = table.shape[0] // axis_size(mesh, "tensor")
+        local = partial(_table_gradient, mesh, axes, zero1, num_rows, table.dtype)
+        if sums is None:
+            return on_each_device(local, mesh, (split, residual), columns)(indices, gradient), None, None
+        each = on_each_device(local, mesh, (split, residual, columns), columns)
+        return None, None, each(indices, gradient, sums)
 
-    find.defvjp(lambda table, indices: (find(table, indices), (table, indices)), backward)
-    return find(table, indices)
+    find.defvjp(lambda *arguments: (find(*arguments), arguments), backward)
+    return find(table, indices, sums)
 
 
 def _one(mesh: AnyMesh, axis: str) -> str | None:
@@ -350,8 +358,9 @@ def _table_gradient(
     dtype: jax.typing.DTypeLike,
     indices: Array,
     gradient: Array,
+    sums: Array | None = None,
 ) -> Array:
-    """Return the gradient of this device's rows and, over `fsdp`, columns of the table.
+    """Return the gradient of this device's rows and, over `fsdp`, columns of the table; added to `sums`.
 
     The device receives its columns of every token's gradient.
     """
@@ -363,13 +372,16 @@ def _table_gradient(
         gradient = jax.lax.all_to_all(gradient, "fsdp", split_axis=2, concat_axis=0, tiled=True)
         indices = jax.lax.all_gather(indices, "fsdp", axis=0, tiled=True)
     place = _place(axes, indices, num_rows)
+    others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
+    if sums is not None and sums.dtype == jnp.float32 and not others:
+        return sums.at[place].add(gradient.astype(jnp.float32), mode="drop")
     total = zeros_here((num_rows, gradient.shape[2]), gradient[0, 0, 0])
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
-    others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
     if zero1 and (replicas := replica_axes(mesh)):
         total = jax.lax.psum_scatter(total, replicas, scatter_dimension=1, tiled=True)
         others = tuple(axis for axis in others if axis not in replicas)
-    return jax.lax.psum(total, others) if others else total
+    total = jax.lax.psum(total, others) if others else total
+    return total if sums is None else sums + total.astype(sums.dtype)
 
 
 def zeros_here(shape: tuple[int, ...], of_now: Array) -> Array:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -108,7 +109,10 @@ class Staged(Protocol):
         ...
 
     def embed(self, parameters: Tree, batch: Tree, context: Context) -> Array:
-        """Return the first layer's input."""
+        """Return the first layer's input.
+
+        If the context has `sums` of "embedding", this table's gradient is added to theirs (`look_up`).
+        """
         ...
 
     def for_layers(self, batch: Tree, context: Context) -> Tree:
@@ -415,9 +419,14 @@ class Stage:
         its = self.pass_of(self.schedule.backward, tick - 1, 0)
         part, context = self.microbatch(its.microbatch)
         d_x = jnp.where(self.is_first & its.exists, carry.d_x, 0)
-        embed = lambda parameters: self.model.embed(parameters, part, context)  # noqa: E731
-        more = jax.vjp(embed, self.widened(_shared(self.parameters)))[1](d_x)[0]
-        return carry._replace(gradient=self.added(carry.gradient, more))
+        others = self.widened(_shared(self.parameters))
+        table = {"embedding": others.pop("embedding")}
+
+        def embed(others: Tree, sums: Tree) -> Array:
+            return self.model.embed({**others, **table}, part, replace(context, sums=sums))
+
+        more, sums = jax.vjp(embed, others, {"embedding": carry.gradient["embedding"]})[1](d_x)
+        return carry._replace(gradient=self.added({**carry.gradient, **sums}, more))
 
     def head_pass(self, carry: _Carry, tick: Array, scale: Array) -> _Carry:
         """Add the loss of the last stage's output for a backward tick, and start its gradient there."""
@@ -443,7 +452,9 @@ class Stage:
 
     def added(self, total: Tree, more: Tree) -> Tree:
         """Add the shared parameters' gradient `more` to `total`, sharded as the parameters are."""
-        shared = jax.tree.map(lambda a, b: a + b.astype(a.dtype), _shared(total), more)
+        changed = {name: total[name] for name in more}
+        changed = jax.tree.map(lambda a, b: a + b.astype(a.dtype), changed, more)
+        shared = {**_shared(total), **changed}
         return {**total, **self.pinned(shared, _shared(self.shardings))}
 
     def pinned(self, tree: Tree, shardings: Tree) -> Tree:
