@@ -23,6 +23,7 @@ import torch
 from torch._functorch.aot_autograd import aot_function
 from torch._guards import TracingContext, tracing
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
@@ -38,9 +39,10 @@ LONGEST = 200  # of a failure's words
 def compiled_regions(regions: Sequence[torch.nn.Module], watch: StorageWatch, mode: Any) -> Iterator[None]:
     """Run the forward pass of each of the modules as Inductor compiles it, in the block."""
     before: list[tuple[torch.nn.Module, Any]] = []
+    plans: dict[Any, CompiledPlan] = {}  # equal blocks have one
     for module in regions:
         before.append((module, vars(module).get("forward")))
-        module.forward = _Region(module, watch, mode)
+        module.forward = _Region(module, watch, mode, plans)
     try:
         yield
     finally:
@@ -53,8 +55,14 @@ def compiled_regions(regions: Sequence[torch.nn.Module], watch: StorageWatch, mo
 class _Region:
     """A compiled module: called, it runs its plans. One for each set of shapes that it is called with."""
 
-    def __init__(self, module: torch.nn.Module, watch: StorageWatch, mode: FakeTensorMode) -> None:
-        self._module, self._watch, self._mode = module, watch, mode
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        watch: StorageWatch,
+        mode: FakeTensorMode,
+        plans: dict[Any, CompiledPlan],
+    ) -> None:
+        self._module, self._watch, self._mode, self._plans = module, watch, mode, plans
         self._forward: Callable[..., Any] = module.forward
         self._known: dict[Any, Any] = {}
 
@@ -71,7 +79,7 @@ class _Region:
             torch.is_grad_enabled(),
             self._module.training,
             str(shape),
-            tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in given),
+            tuple(map(_described, given)),
             tuple(tensor.requires_grad for tensor in state.values()),
         )
         if key not in self._known:
@@ -98,7 +106,7 @@ class _Region:
                 with _reparametrize_module(self._module, named), _set(lifted, attributes):
                     return self._forward(*args, **kwargs)
 
-            traced = _Traced(function, lifted, self._watch, self._mode)
+            traced = _Traced(function, lifted, self._watch, self._mode, self._plans)
             traced.prepare(list(state.values()), given, [getattr(owner, name) for owner, name in lifted])
         return traced
 
@@ -107,10 +115,15 @@ class _Traced:
     """A region as AOTAutograd traced it, whose two passes are plans."""
 
     def __init__(
-        self, function: Callable[..., Any], lifted: Any, watch: StorageWatch, mode: FakeTensorMode
+        self,
+        function: Callable[..., Any],
+        lifted: Any,
+        watch: StorageWatch,
+        mode: FakeTensorMode,
+        plans: dict[Any, CompiledPlan],
     ) -> None:
         self.lifted = lifted
-        self._watch, self._mode = watch, mode
+        self._watch, self._mode, self._plans = watch, mode, plans
         self._context = TracingContext(mode)
         self._counts = False
         self.call: Callable[..., Any] = aot_function(
@@ -124,15 +137,18 @@ class _Traced:
 
     def prepare(self, *arguments: Any) -> None:
         """Trace the function and plan its forward pass; nothing counts."""
-        with tracing(self._context):
+        with tracing(self._context), V.set_fake_mode(self._mode):
             self.call(*arguments)
         self._counts = True
 
     def _compiled(self, gm: Any, example_inputs: Sequence[Any], *, is_backward: bool) -> Any:
         with _apart(contextlib.nullcontext()):
             metadata = self._context.fw_metadata
-            donated = (metadata and metadata.bw_donated_idxs) or ()
-            plan = plan_of(gm, example_inputs, self._mode, donated, is_backward=is_backward)
+            donated = tuple((metadata and metadata.bw_donated_idxs) or ())
+            key = (is_backward, donated, gm.code, *map(_described, example_inputs))
+            if key not in self._plans:
+                self._plans[key] = plan_of(gm, example_inputs, self._mode, donated, is_backward=is_backward)
+            plan = self._plans[key]
 
         def run(arguments: list[Any]) -> list[Any]:
             saved = self._watch.saved if is_backward and self._counts else None
@@ -172,6 +188,12 @@ def _run(
             held.pop(name, None)
             kept.pop(name, None)
     return [_result(output, held) for output in plan.outputs]
+
+
+def _described(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return tuple(value.shape), value.stride(), value.dtype, value.requires_grad
 
 
 def _empty(made: Allocation) -> torch.Tensor:
