@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _published_sizes import Sizes
-from _published_tensor import seconds_in_pieces
+from _published_tensor import seconds_in_pieces, waited_seconds
 from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
@@ -86,11 +86,12 @@ class Stack:
     `hidden_reduction`: gradients are reduced in buckets under the last microbatch's backward pass.
     `hidden_messages`: those over `stage` hide where a stage has several chunks, and weights over `data` are
     gathered under the first microbatch's forward pass. `split_products`: messages over `tensor` run beside
-    products in pieces (`_published_tensor`); without it they are waited for as ours. `wide_gathers`: weights
-    cross the network in 16 bits where products are in 8. `hides_all_messages`: every message runs beside
-    products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of a product
-    there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each layer and three
-    besides, and the ranks that own any broadcast them, one after another.
+    products in pieces (`_published_tensor`); without it they are waited for as ours. `waits_over_tensor`:
+    none runs beside a product but two of the backward pass. `wide_gathers`: weights cross the network in 16
+    bits where products are in 8. `hides_all_messages`: every message runs beside products. `by_hand`: its
+    elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of a product there. `broadcast_arrays`:
+    under ZeRO-1 a rank owns whole arrays, of so many in each layer and three besides, and the ranks that own
+    any broadcast them, one after another.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Stack:
     hidden_reduction: bool = False
     hidden_messages: bool = False
     split_products: bool = False
+    waits_over_tensor: bool = False
     wide_gathers: bool = False
     hides_all_messages: bool = False
     by_hand: bool = False
@@ -205,6 +207,9 @@ def _over_tensor(
     ours = math.fsum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
     if stack.whole_over_tensor:
         return {"reductions over tensor": _tensor_seconds(sizes, machine) - ours}
+    if stack.waits_over_tensor and sizes.tensor > 1:
+        waited = sizes.layers * sizes.ticks * waited_seconds(sizes, machine)
+        return {"messages over tensor": waited - ours}
     if not stack.split_products or sizes.tensor == 1:
         return {}
     in_pieces, whole = seconds_in_pieces(sizes, machine, eight_bits=precision == "fp8")

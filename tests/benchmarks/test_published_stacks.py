@@ -252,7 +252,7 @@ def test_products_over_tensor_run_in_pieces_beside_their_messages():
     messages = 32 * 8 * 10 * 7 / 8 * 8192 * 4096 * 2 / 335e9
     assert 0 < alone < messages
     assert why not in added({**TENSOR, "id": "mosaic-1"}, matmul=4.0), "its source runs no products in pieces"
-    assert why not in added({**TENSOR, "tp": "1", "dp": "64"}, matmul=4.0)
+    assert why not in added({**TENSOR, "tp": "1", "dp": "", "sharding": "FSDP2"}, matmul=4.0)
 
 
 def test_products_of_some_software_are_slower_where_the_chips_own_rate_is_known():
