@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 from _plan_compiled import PACKAGES, compiled_row, short
-from _published_rows import Expressed, InexpressibleError, express, rows_of, source_of
+from _published_rows import Expressed, InexpressibleError, express
+from _published_table import rows_of, source_of
 from _record import write_record
 
 from meshwright.config import RunConfig

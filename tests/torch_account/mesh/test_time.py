@@ -138,10 +138,11 @@ def test_tensor_parallel_products_are_shared_and_their_messages_wait():
     def split(module, mesh):
         parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
 
-    # A100s, for one H100 alone has other rates than one of several.
+    # One A100 has the chip's rate. Two wait for the slower, and PyTorch's fleets reach 0.88 of what it sustains.
     one = weighed(square(2), rows(), on="1xA100-80GB").prediction
     two = weighed(square(2), rows(), on="2xA100-80GB", layout="tensor=2", parallelize=split).prediction
-    assert exposed(two)["matmul"] == pytest.approx(exposed(one)["matmul"] / 2, rel=0.1)
+    half = exposed(one)["matmul"] / 2 / (0.96 * 0.88)
+    assert exposed(two)["matmul"] == pytest.approx(half, rel=0.1)
     assert exposed(two)["all-reduce[tensor]"] > 0
 
 
