@@ -475,8 +475,8 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
 
     ZeRO-1 and ZeRO-2 (distributed optimizer, SHARD_GRAD_OP) gather and reduce once where FSDP gathers twice.
     With one microbatch: fsdp inside a node, over fast links, with data across nodes sends as much between
-    nodes as they. With several, in a pipeline, or over context: replicas whose optimizer is sharded over
-    both, as they are (Megatron-LM, parallel_state.py: the optimizer's group is data parallel with context).
+    nodes as they. With several, in a pipeline, or over context alone: devices whose optimizer is sharded
+    over both, as it is (Megatron-LM, parallel_state.py: the optimizer's group is data parallel with context).
     """
     words = row["sharding"].lower()
     counts = {axis: _count(row, column) for axis, column in _COUNTED.items()}
@@ -491,7 +491,7 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     fsdp, zero1, sharing = 1, False, replicas * counts["context"]
     if re.search(r"zero-?1|zero-?2|distributed.optimizer|shard_grad_op|fsdp column not given", words):
         each = _sequences(row, replicas)
-        if counts["stage"] * counts["context"] > 1 or _microbatch(row, each) < each:
+        if counts["stage"] > 1 or replicas == 1 or _microbatch(row, each) < each:
             zero1 = sharing > 1
         else:
             fsdp = _inside_nodes(fleet, counts["tensor"] * counts["context"], replicas, held / (0.8 * memory))
