@@ -420,8 +420,8 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
 
     ZeRO-1 and ZeRO-2 (distributed optimizer, SHARD_GRAD_OP) gather and reduce once where FSDP gathers twice.
     With one microbatch: fsdp inside a node, over fast links, with data across nodes sends as much between
-    nodes as they. With several, in a pipeline, or over context: replicas whose optimizer is sharded over
-    both, as they are (Megatron-LM, parallel_state.py: the optimizer's group is data parallel with context).
+    nodes as they. With several, in a pipeline, or over context alone: devices whose optimizer is sharded
+    over both, as it is (Megatron-LM, parallel_state.py: the optimizer's group is data parallel with context).
     """
     words = row["sharding"].lower()
     counts = {axis: _count(row, column) for axis, column in _COUNTED.items()}
@@ -438,7 +438,7 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
         each = _sequences(row, replicas)
         if is_lora(row):
             notes.append(f"{row['sharding']} of a few adapters: none")
-        elif counts["stage"] * counts["context"] > 1 or _microbatch(row, each) < each:
+        elif counts["stage"] > 1 or replicas == 1 or _microbatch(row, each) < each:
             zero1 = sharing > 1
         else:
             fsdp = _inside_nodes(fleet, counts["tensor"] * counts["context"], replicas, held / (0.8 * memory))

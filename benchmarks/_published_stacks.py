@@ -254,11 +254,11 @@ def _hidden_seconds(
         return math.fsum(seconds for name, seconds in exposed.items() if _axes(name))
     if not stack.hidden_messages:
         return 0.0
-    messages = {_axes(name): 0.0 for name in exposed}
-    for name, seconds in exposed.items():
-        messages[_axes(name)] += 0.0 if is_reduction(name) else seconds
-    hidden = messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
-    return hidden + min(messages.get("data", 0.0), (1 - HIDDEN_SHARE) * microbatch)
+    others = {name: seconds for name, seconds in exposed.items() if not is_reduction(name)}
+    between_stages = math.fsum(seconds for name, seconds in others.items() if _axes(name) == "stage")
+    weights = math.fsum(seconds for name, seconds in others.items() if "data" in _axes(name).split(","))
+    hidden = between_stages if config.pipeline_chunks > 1 else 0.0
+    return hidden + min(weights, (1 - HIDDEN_SHARE) * microbatch)
 
 
 def _axes(name: str) -> str:

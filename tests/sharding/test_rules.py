@@ -193,3 +193,22 @@ def test_devices_fill_the_axes_in_order_the_last_axis_fastest():
 def test_axes_that_do_not_cover_the_devices_are_our_own_mistake():
     with pytest.raises(AssertionError, match=r"axes {'data': 3} do not cover 8 devices"):
         mesh_of((("data", 3),), jax.devices())
+
+
+@pytest.mark.parametrize("axes", [{}, {"fsdp": 2, "tensor": 2}, {"data": 2, "expert": 2}], ids=str)
+def test_a_lookup_adds_its_tables_gradient_to_earlier_sums_and_gives_the_table_none(axes, mesh):
+    """By hand: a row's gradient is the sum of those of its tokens."""
+    on, random = mesh(**axes), np.random.default_rng(0)
+    table, sums = (jnp.asarray(random.normal(size=(16, 4)), jnp.float32) for _ in range(2))
+    indices = jnp.asarray(random.integers(0, 16, (4, 8)), jnp.int32)
+    d_found = random.normal(size=(4, 8, 4)).astype(np.float32)
+
+    def pulled(table, sums):
+        found = lambda table, sums: look_up(table, indices, on, sums=sums)  # noqa: E731
+        return jax.vjp(found, table, sums)[1](jnp.asarray(d_found))
+
+    of_table, of_sums = jax.jit(pulled)(table, sums)
+    wanted = np.array(sums)
+    np.add.at(wanted, np.array(indices).ravel(), d_found.reshape(-1, 4))
+    np.testing.assert_allclose(of_sums, wanted, rtol=1e-5, atol=1e-5)
+    assert not np.array(of_table).any()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def fingerprint_of(program: str) -> str:
     text = _SCHEDULER_NOTE.sub("", _METADATA.sub("", text))
     lines = _PLACE.sub("", _MODULE.sub("HloModule", text)).splitlines()
     fused = {found[3] for line in lines if (found := _FUSION.search(line))}
-    known = _Computations(fused)
+    known: dict[str, _Digested] = {}
     name, entry = "", ""
     inside, outside = list[str](), list[str]()
     for line in lines:
@@ -60,7 +60,7 @@ def fingerprint_of(program: str) -> str:
             name, inside = header[2], []
             entry = name if header[1] else entry
         elif line == "}" and name:
-            known.lines[name] = inside
+            known[name] = _digested(inside, known, is_fused=name in fused)
             name = ""
         else:
             (inside if name else outside).append(line)
@@ -75,24 +75,8 @@ class _Digested:
     order: tuple[int, ...]
 
 
-class _Computations(dict[str, _Digested]):
-    """A program's computations by name, each digested when it is first asked for.
-
-    Most compilers print a computation before those that call it; that for TPU v7x does not.
-    """
-
-    def __init__(self, fused: Collection[str]) -> None:
-        super().__init__()
-        self.lines: dict[str, list[str]] = {}
-        self._fused = fused
-
-    def __missing__(self, name: str) -> _Digested:
-        self[name] = _digested(self.lines[name], self, is_fused=name in self._fused)
-        return self[name]
-
-
 def _digested(lines: list[str], known: Mapping[str, _Digested], is_fused: bool) -> _Digested:
-    """Digest a computation.
+    """Digest a computation; those that it calls are known, for they are printed before it.
 
     Args:
         is_fused: whether a fusion calls it. Then its parameters are numbered as it lists them.
@@ -124,13 +108,21 @@ def _plain(instruction: str, known: Mapping[str, _Digested], order: tuple[int, .
         text = f"{text[: found.start()]} fusion({in_order}){found[2]}{text[found.end() :]}"
     if any(each in text for each in _USES_SCRATCH):
         text = _SCRATCH.sub("s8[]", text)
-    text = _CALLED.sub(lambda found: _NAME.sub(lambda name: known[name[0]].digest, found[0]), text)
+    text = _CALLED.sub(lambda found: _NAME.sub(lambda name: _digest_of(name[0], known), found[0]), text)
     before, _, rest = text.partition(_CONFIG)
     try:
         config, end = _DECODER.raw_decode(rest)
     except json.JSONDecodeError:  # there is none, or that of a foreign call, which is no JSON
         return text
     return before + _CONFIG + json.dumps(_plain_value(config), sort_keys=True) + rest[end:]
+
+
+def _digest_of(name: str, known: Mapping[str, _Digested]) -> str:
+    """Return a called computation's digest; "" for a body that the text leaves out.
+
+    Libtpu prints no bodies of asynchronous calls on TPU v7x. What they compute is named by the call itself.
+    """
+    return known[name].digest if name in known else ""
 
 
 def _plain_value(value: Any) -> Any:

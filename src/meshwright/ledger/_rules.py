@@ -111,6 +111,7 @@ WITHOUT_MATMULS = frozenset((
     "AssumeGatherIndicesInBound", "X64Combine", "X64SplitLow", "X64SplitHigh", "cu_threefry2x32",
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
     "GatherScatterIndicesBitpacked", "cu_lu_pivots_to_permutation",
+    "PrepareAsyncCallStart", "PrepareAsyncCallDone",  # of a TPU v7x's messages: no operands but a token
 ))  # fmt: skip
 BLOCK_SCALED = "__cudnn$blockScaledDot"
 CALLS_TO_THE_HOST = frozenset(  # of `jax.debug.print`, `io_callback`, `pure_callback`
