@@ -51,6 +51,7 @@ class Sizes:
             stages=stages,
             replicas=replicas,
             gathered=layout.size("fsdp"),
-            sharded=layout.size("fsdp") * (layout.size("data") * layout.size("context") if config.zero1 else 1),
+            sharded=layout.size("fsdp")
+            * (layout.size("data") * layout.size("context") if config.zero1 else 1),
             repeats=config.remat == "full",
         )

@@ -72,11 +72,12 @@ def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tu
 
 
 def waited_seconds(sizes: Sizes, machine: Machine) -> float:
-    """Return the seconds of one layer's messages over `tensor` that Megatron-LM waits for without userbuffers.
+    """Return the seconds of a layer's messages over `tensor` that Megatron-LM waits for without userbuffers.
 
-    In 16 bits. Forward: two gathers and two scatters; backward: two gathers of gradients. The gathers of inputs
-    again and the scatters of the backward pass run beside a product each (megatron/core/tensor_parallel/layers.py,
-    LinearWithGradAccumulationAndAsyncCommunication; Transformer Engine's modules likewise).
+    They are in 16 bits. Forward: two gathers and two scatters; backward: two gathers of gradients. The gathers
+    of inputs again and the scatters of the backward pass run beside a product each
+    (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; Transformer
+    Engine's modules likewise).
     """
     gather = _message_seconds("all-gather", sizes, machine, num_bytes=2)
     return 4 * gather + 2 * _message_seconds("reduce-scatter", sizes, machine, num_bytes=2)

@@ -138,7 +138,7 @@ def test_tensor_parallel_products_are_shared_and_their_messages_wait():
     def split(module, mesh):
         parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
 
-    # One A100 has the chip's rate. Two wait for the slower, and PyTorch's fleets reach 0.88 of what it sustains.
+    # One A100 has the chip's rate. Two wait for the slower, and PyTorch's fleets reach 0.88 of that.
     one = weighed(square(2), rows(), on="1xA100-80GB").prediction
     two = weighed(square(2), rows(), on="2xA100-80GB", layout="tensor=2", parallelize=split).prediction
     half = exposed(one)["matmul"] / 2 / (0.96 * 0.88)
