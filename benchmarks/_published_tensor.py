@@ -72,7 +72,7 @@ def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tu
 
 
 def waited_seconds(sizes: Sizes, machine: Machine) -> float:
-    """Return the seconds of a layer's messages over `tensor` that Megatron-LM waits for without userbuffers.
+    """Return the seconds of a layer's messages over `tensor` for which Megatron-LM waits by itself.
 
     They are in 16 bits. Forward: two gathers and two scatters; backward: two gathers of gradients. The gathers
     of inputs again and the scatters of the backward pass run beside a product each
