@@ -72,10 +72,10 @@ def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tu
 
 
 def waited_seconds(sizes: Sizes, machine: Machine) -> float:
-    """Return the seconds of a layer's messages over `tensor` for which Megatron-LM waits by itself.
+    """Return the seconds in which Megatron-LM without userbuffers waits for a layer's messages over `tensor`.
 
-    They are in 16 bits. Forward: two gathers and two scatters; backward: two gathers of gradients. The gathers
-    of inputs again and the scatters of the backward pass run beside a product each
+    They are in 16 bits. Forward: two gathers and two scatters; backward: two gathers of gradients. Inputs are
+    gathered again, and the backward pass's sums scattered, beside a product each
     (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; Transformer
     Engine's modules likewise).
     """
