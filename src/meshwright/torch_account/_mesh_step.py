@@ -14,6 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,36 +115,7 @@ def account_on_mesh(
     machine, why_not = _machine(fleet)
     parts = {"loss": loss, "autocast": autocast, "optimizer": optimizer}
 
-    def ran(rank: int, *, launches: Launches | None = None, by_inductor: bool = False) -> EagerStep:
-        has_host = fleet.chip.platform != "cpu"  # whose memory is that of the ranks
-        with (
-            surroundings(),
-            fake_world(layout.axes, rank) as mesh,
-            holding_loss_parallel(),
-            pinning_nothing(),
-        ):
-            step = EagerStep(
-                module,
-                inputs,
-                keyword_inputs,
-                lambda each: spread(each, mesh, parallelize),
-                layout.axes,
-                shards_on_host if has_host else lambda each: (),
-                paths,
-            )
-            step.watch.launches, step.watch.workspace_bytes = launches, workspace_bytes(fleet, layout)
-            with (
-                watching_fsdp(step.storages),
-                watching_dtensors(step.watch),
-                refusing_pipelines(),
-                watching_streams(launches),
-                kernels_of(fleet.chip, step.notes.append),
-                cudas_autocast() if has_host and step.device == CPU else contextlib.nullcontext(),
-                copying_to_host(step.watch) if has_host else contextlib.nullcontext(),
-            ):
-                step.run(**parts, regions=_regions(step) if by_inductor else None)
-        return step
-
+    ran = partial(_ran, module, inputs, keyword_inputs, parts, fleet, layout, parallelize, paths)
     steps: list[EagerStep] = []
     for rank in dict.fromkeys((0, layout.num_devices - 1)):
         if rank and parallelize is None and is_even(steps[0].module):
@@ -159,6 +131,51 @@ def account_on_mesh(
     on_phase("reckoning")
     account = _summed(steps, kept, basis, module, name, fleet, layout, started)
     return _with_time(account, steps[0], layout.num_devices, COMPILED if compiled else why_not)
+
+
+def _ran(
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    keyword_inputs: dict[str, Any],
+    parts: dict[str, Any],
+    fleet: Fleet,
+    layout: Layout,
+    parallelize: Plan | None,
+    compiled: tuple[str, ...],
+    rank: int,
+    *,
+    launches: Launches | None = None,
+    by_inductor: bool = False,
+) -> EagerStep:
+    """Return the step of one rank after it has run, perhaps as Inductor compiles it."""
+    has_host = fleet.chip.platform != "cpu"  # whose memory is that of the ranks
+    with (
+        surroundings(),
+        fake_world(layout.axes, rank) as mesh,
+        holding_loss_parallel(),
+        pinning_nothing(),
+    ):
+        step = EagerStep(
+            module,
+            inputs,
+            keyword_inputs,
+            lambda each: spread(each, mesh, parallelize),
+            layout.axes,
+            shards_on_host if has_host else lambda each: (),
+            compiled,
+        )
+        step.watch.launches, step.watch.workspace_bytes = launches, workspace_bytes(fleet, layout)
+        with (
+            watching_fsdp(step.storages),
+            watching_dtensors(step.watch),
+            refusing_pipelines(),
+            watching_streams(launches),
+            kernels_of(fleet.chip, step.notes.append),
+            cudas_autocast() if has_host and step.device == CPU else contextlib.nullcontext(),
+            copying_to_host(step.watch) if has_host else contextlib.nullcontext(),
+        ):
+            step.run(**parts, regions=_regions(step) if by_inductor else None)
+    return step
 
 
 def _regions(step: EagerStep) -> Any:
