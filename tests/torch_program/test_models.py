@@ -75,7 +75,7 @@ def test_a_model_has_the_loss_and_gradients_of_pytorch(name: str, compared):
         module.config.use_cache = False
     if name != "resnet":
         of_loss, of_gradients = compared(module, **inputs_of(name))
-        assert of_loss < 1e-6
+        assert of_loss < 1e-5
         assert of_gradients < 1e-5
         return
     # Statistics over 16 pixels of 4 images: the gradients are ill-conditioned in float32.

@@ -323,4 +323,5 @@ def test_what_is_exported_is_what_transformers_loads(theirs, ours, tokens, tmp_p
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     given = torch.tensor(tokens)
     with torch.no_grad():
-        np.testing.assert_allclose(loaded(given).logits, theirs[0](given).logits, atol=1e-5)
+        ours, wanted = loaded(given).logits, theirs[0](given).logits
+    assert float((ours - wanted).abs().max()) < 1e-4 * max(1.0, float(wanted.abs().max()))
