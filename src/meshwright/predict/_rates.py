@@ -122,10 +122,11 @@ class Width:
 @cache
 def widths() -> Mapping[str, Width]:
     """Return the interval widths by their names in runs.toml."""
-    return {
-        name: Width(**{**fields, "chips": tuple(fields.get("chips", ()))})
-        for name, fields in runs()["interval"].items()
-    }
+    found: dict[str, Width] = {}
+    for name, entry in runs()["interval"].items():
+        told = {key: value for key, value in entry.items() if key != "chips"}
+        found[name] = Width(**told, chips=tuple(entry.get("chips", ())))
+    return found
 
 
 @cache
