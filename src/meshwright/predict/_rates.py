@@ -38,6 +38,8 @@ Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 TPU, OTHER_TPU = "tpu", "other-tpu"
 CUDNN = "cudnn"
 """The attention kernel that our own programs call."""
+OTHERS = "others"
+"""The attention kernels of accelerators other than NVIDIA's."""
 # The PCIe systems of the tables: one with peer-to-peer transfers, one that sends through the host's memory.
 # Of those with NVLink, the one whose all-reduces run in rings: newer switches sum by themselves.
 _PEER_SYSTEM, _HOST_SYSTEM, _RING_SYSTEM = "rtx_pro_6000_server", "l40s", "a100_sxm"
@@ -528,7 +530,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         sustained_share=sustained,
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
         through_host=sends_through_host(chip) and not rates.measured,
-        backward_attention_share=common.backward_attention_share[attention_kernel],
+        backward_attention_share=common.backward_attention_share[attention_kernel if on_cuda else OTHERS],
         published_interval=(_sustained_figure(chip) or {}).get("interval", ""),
     )
     if calibration is None:
