@@ -73,7 +73,7 @@ def test_a_transformers_bytes_with_nothing_rematerialised_are_those_by_hand():
     * the MLP: gate, up, and their product, which `down` takes: 3 M;
     * once, for the last norm: its input and 1/rms.
     """
-    tokens, vocab = 64 * LENGTH, 2048
+    tokens, vocab = 64 * LENGTH, 4096
     sequences = ("batch.sequences=128", "batch.microbatch_sequences=64", f"model.vocab_size={vocab}")
     found = memory("bytes-nano", "1xH100", *sequences, "remat=none")
     parameters, categories = parameters_of(vocab), found.by_category

@@ -60,6 +60,7 @@ class Context:
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False for evaluation on held-out data
     sums: Mapping[str, Tree] | None = None  # of gradients, by group of parameters (`Model.summed`)
+    in_loop: bool = False  # a step runs the model once for each of several microbatches
 
     def pin(self, x: Array, *dims: str) -> Array:
         """Constrain the sharding of `x` by the names of its dimensions."""

@@ -193,7 +193,8 @@ def _per_device(
                 d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1)
             return (total + loss, d_hidden, *d_head), None
 
-        zeros = (jnp.zeros_like(hidden), zeros_here(head.shape, hidden[0, 0, 0]))[:num_gradients]
+        of_head = zeros_here(head.shape, hidden[0, 0, 0] if context.in_loop else None)
+        zeros = (jnp.zeros_like(hidden), of_head)[:num_gradients]
         first = (jnp.float32(0), *zeros)
         (total, *gradients), _ = jax.lax.scan(one, first, jnp.arange(hidden.shape[1] // chunk))
         gradients[1:] = [over_devices(d_head, how.of_head) for d_head in gradients[1:]]

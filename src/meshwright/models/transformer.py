@@ -267,7 +267,8 @@ class Transformer(Model):
             rows = self._rows_of_embedding
             table = context.gather(parameters["embedding"], rows, "embed")
             sums = None if context.sums is None else context.sums.get("embedding")
-            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype, rows, sums)
+            how = (context.mesh, context.zero1, context.dtype, rows)
+            x = look_up(table, tokens, *how, sums, in_loop=context.in_loop)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
             if self.config.position == "learned":

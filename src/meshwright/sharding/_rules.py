@@ -286,6 +286,8 @@ def look_up(
     dtype: jax.typing.DTypeLike | None = None,
     rows: str = "vocab",
     sums: Array | None = None,
+    *,
+    in_loop: bool = False,
 ) -> Array:
     """Return the rows of `table` [rows, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
 
@@ -300,7 +302,8 @@ def look_up(
     the found rows, and the gradients that the stages give are added.
 
     With `sums`, the sum of earlier gradients of the table, the gradient of `sums` is that sum with this one
-    added, and `table` has none: so float32 rows are added in place.
+    added, and `table` has none: so float32 rows are added in place. `in_loop`: a step runs this more than
+    once.
     """
     whole, split = PartitionSpec(_one(mesh, "tensor")), activation_spec(("batch", "sequence"), mesh)
     residual = activation_spec(("batch", "residual_sequence", "embed"), mesh)
@@ -316,7 +319,7 @@ def look_up(
     def backward(saved: tuple[Array, Array, Array | None], gradient: Array) -> Any:
         table, indices, sums = saved
         num_rows = table.shape[0] // axis_size(mesh, "tensor")
-        local = partial(_table_gradient, mesh, axes, zero1, num_rows, table.dtype)
+        local = partial(_table_gradient, mesh, axes, zero1, in_loop, num_rows, table.dtype)
         if sums is None:
             return on_each_device(local, mesh, (split, residual), columns)(indices, gradient), None, None
         each = on_each_device(local, mesh, (split, residual, columns), columns)
@@ -354,6 +357,7 @@ def _table_gradient(
     mesh: AnyMesh,
     axes: tuple[str, ...],
     zero1: bool,
+    in_loop: bool,
     num_rows: int,
     dtype: jax.typing.DTypeLike,
     indices: Array,
@@ -375,7 +379,7 @@ def _table_gradient(
     others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
     if sums is not None and sums.dtype == jnp.float32 and not others:
         return sums.at[place].add(gradient.astype(jnp.float32), mode="drop")
-    total = zeros_here((num_rows, gradient.shape[2]), gradient[0, 0, 0])
+    total = zeros_here((num_rows, gradient.shape[2]), gradient[0, 0, 0] if in_loop else None)
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
     if zero1 and (replicas := replica_axes(mesh)):
         total = jax.lax.psum_scatter(total, replicas, scatter_dimension=1, tiled=True)
@@ -384,14 +388,16 @@ def _table_gradient(
     return total if sums is None else sums + total.astype(sums.dtype)
 
 
-def zeros_here(shape: tuple[int, ...], of_now: Array) -> Array:
+def zeros_here(shape: tuple[int, ...], of_now: Array | None) -> Array:
     """Return zeros in float32 that are made where they are used.
 
     XLA takes plain zeros out of a loop, keeps them through it, and copies them in every round.
 
     Args:
-        of_now: a number that the code around has just computed.
+        of_now: a number that the code around has just computed; None outside of a loop.
     """
+    if of_now is None:
+        return jnp.zeros(shape, jnp.float32)
     return jnp.broadcast_to((of_now > jnp.inf).astype(jnp.float32), shape)  # nothing is, and XLA cannot know
 
 

@@ -299,6 +299,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
     """
     device = mesh.devices.flat[0]
     platform: str = device.platform
+    in_loop = num_microbatches_of(config, mesh) > 1
     major, minor = device.compute_capability.split(".") if platform == "gpu" else (0, 0)
 
     def context_of(key: Key[Array, ""] | None) -> Context:
@@ -316,6 +317,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             adapter_scale=None if config.lora.rank is None else config.lora.scale,
             dropout_key=key,
             training=key is not None,
+            in_loop=in_loop,
         )
 
     return context_of
@@ -441,14 +443,21 @@ def _by_dims(declared: Tree, mesh: Mesh, zero1: bool) -> Tree:
     )
 
 
-def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
-    """Return the batch's shapes and shardings: [microbatches, rows, ...], rows sharded over the replicas."""
+def num_microbatches_of(config: RunConfig, mesh: Mesh) -> int:
+    """Return the number of microbatches of a step."""
     assert config.batch.sequences_per_replica is None, "resolve the batch on its layout first"
     replicas = math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
-    rows = config.batch.sequences
-    if config.batch.microbatch_sequences is not None:
-        rows = config.batch.microbatch_sequences * replicas
-    num_microbatches = config.batch.sequences // rows
+    return config.batch.sequences // (
+        config.batch.sequences
+        if config.batch.microbatch_sequences is None
+        else config.batch.microbatch_sequences * replicas
+    )
+
+
+def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
+    """Return the batch's shapes and shardings: [microbatches, rows, ...], rows sharded over the replicas."""
+    num_microbatches = num_microbatches_of(config, mesh)
+    rows = config.batch.sequences // num_microbatches
 
     def array(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
