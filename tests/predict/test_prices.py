@@ -53,9 +53,9 @@ def call(target, config, shapes, results):
 
 def test_a_large_product_runs_near_what_h100s_are_known_to_reach(kernel):
     found = kernel(dot())
-    # such cards sustain 670 TFLOP/s one product behind another, and the slowest of a fleet 4 % less
+    # such cards sustain 664 TFLOP/s one product behind another, and the slowest of a fleet 4 % less
     assert found.kind == "matmul"
-    assert 2 * 4096**3 / found.seconds == pytest.approx(643.2e12, rel=0.01)
+    assert 2 * 4096**3 / found.seconds == pytest.approx(637.44e12, rel=0.01)
     assert found.flops == {"bf16": 2 * 4096**3}
 
 

@@ -106,9 +106,10 @@ def test_the_rates_say_where_they_come_from():
     assert "2026-11-21" in provenance()
 
 
-def test_chips_of_one_silicon_sustain_one_share():
+def test_chips_of_one_silicon_sustain_one_share_unless_both_were_measured():
     assert sustained_share(find_chip("A100-40GB")) == sustained_share(find_chip("A100-80GB"))
-    assert sustained_share(find_chip("H200")) == sustained_share(find_chip("H100"))
+    assert sustained_share(find_chip("H800")) == sustained_share(find_chip("H100"))
+    assert sustained_share(find_chip("H200")) > sustained_share(find_chip("H100"))
     assert sustained_share(find_chip("B200")) is None
     assert sustained_share(find_chip("T4")) is None
 
