@@ -296,7 +296,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "probe", stop)
     monkeypatch.setattr(_account, "_account_apart", here)
     monkeypatch.setattr(_doctor, "_run", lambda *_: (-1, "", "\x1b[31mno words"))
-    monkeypatch.setattr(_processes, "_started", stop)
+    monkeypatch.setattr(_processes, "_start", stop)
     monkeypatch.setattr(_restarts, "_run", stop)
 
 

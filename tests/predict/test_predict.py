@@ -122,7 +122,7 @@ def test_the_interval_is_as_wide_as_what_is_known(predicted):
     assert "derived from published figures: no table of kernels and" in default.interval_reasons[0]
     assert "and others' measurements of large products" in products.interval_reasons[0]
     assert "aiconfigurator" in sustained.basis
-    assert "65 % of peak that such cards were measured to sustain, attention as measured" in sustained.basis
+    assert "64 % of peak that such cards were measured to sustain, attention as measured" in sustained.basis
     assert_width(tables, "tables")
     assert "x 0.81" in tables.basis
     assert_width(default, "default")

@@ -140,9 +140,10 @@ def run_processes(num_processes: int, on: str) -> int:
     arguments = without_option(sys.argv[1:], "--processes")
     command = own_python("-m", "meshwright", *arguments)
     with working_folder("meshwright-processes-") as folder:
-        children = _started(command, num_processes, folder)
+        children: list[_Child] = []
         try:
             with noting_signals(lambda number, before: _send(children, number)) as noted:
+                _start(children, command, num_processes, folder)
                 while not any(child.status for child in children) and any(c.status is None for c in children):
                     time.sleep(LOOK_SECONDS)
                 if not any(_was_killed(child, noted) for child in children):
@@ -172,8 +173,11 @@ def _check(num_processes: int, on: str) -> None:
         )
 
 
-def _started(command: list[str], num_processes: int, folder: Path) -> list[_Child]:
-    """Start the children in sessions of their own: a terminal's Ctrl-C reaches them once, from here."""
+def _start(children: list[_Child], command: list[str], num_processes: int, folder: Path) -> None:
+    """Start the children in sessions of their own: a terminal's Ctrl-C reaches them once, from here.
+
+    Each joins `children` at once, so that a signal during the start reaches those that run.
+    """
     environment = {
         **os.environ,
         **own_command_for_children(),
@@ -181,7 +185,6 @@ def _started(command: list[str], num_processes: int, folder: Path) -> list[_Chil
         NUM_PROCESSES: str(num_processes),
         PARENT: str(os.getpid()),
     }
-    children: list[_Child] = []
     for index in range(num_processes):
         stderr = folder / str(index) if index else None
         with stderr.open("wb") if stderr else contextlib.nullcontext() as file:
@@ -194,7 +197,6 @@ def _started(command: list[str], num_processes: int, folder: Path) -> list[_Chil
                 start_new_session=True,
             )
         children.append(_Child(index=index, process=process, stderr=stderr))
-    return children
 
 
 def _free_port() -> int:
