@@ -46,7 +46,7 @@ PRODUCT, AFTER_ATTENTION = "product", "after_attention"
 SECOND_PRODUCT = "second_product"  # every second product of a block, which `alternate-dots` computes again
 HIDDEN = "mlp_hidden"
 OTHER_NAMES = {"context": ATTENTION, "residual": AFTER_ATTENTION, "norms": STATISTICS}
-"""Where a result that a list names has one name here, of its group and its own: that name."""
+"""The names here of results that a `save:` list calls otherwise and that no group shares."""
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
 
 

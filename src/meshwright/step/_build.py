@@ -299,7 +299,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
     """
     device = mesh.devices.flat[0]
     platform: str = device.platform
-    in_loop = num_microbatches_of(config, mesh) > 1
+    in_loop = _num_microbatches(config, mesh) > 1
     major, minor = device.compute_capability.split(".") if platform == "gpu" else (0, 0)
 
     def context_of(key: Key[Array, ""] | None) -> Context:
@@ -443,7 +443,7 @@ def _by_dims(declared: Tree, mesh: Mesh, zero1: bool) -> Tree:
     )
 
 
-def num_microbatches_of(config: RunConfig, mesh: Mesh) -> int:
+def _num_microbatches(config: RunConfig, mesh: Mesh) -> int:
     """Return the number of microbatches of a step."""
     assert config.batch.sequences_per_replica is None, "resolve the batch on its layout first"
     replicas = math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
@@ -456,7 +456,7 @@ def num_microbatches_of(config: RunConfig, mesh: Mesh) -> int:
 
 def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     """Return the batch's shapes and shardings: [microbatches, rows, ...], rows sharded over the replicas."""
-    num_microbatches = num_microbatches_of(config, mesh)
+    num_microbatches = _num_microbatches(config, mesh)
     rows = config.batch.sequences // num_microbatches
 
     def array(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:

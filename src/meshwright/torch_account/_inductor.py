@@ -58,7 +58,7 @@ class Allocation:
 
 @dataclass(slots=True)
 class Launch:
-    """What one kernel of a compiled graph does to the buffers.
+    """Describe what one kernel of a compiled graph does to the buffers.
 
     `aliases`: new names of buffers that exist: views, buffers that are written in place, or that take over
     the memory of an operand that is no longer needed. `freed`: after the kernel.

@@ -281,7 +281,7 @@ def compiled_paths(module: Any) -> tuple[str, ...]:
 
 
 def outermost(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return those of the modules that are not parts of others of them."""
+    """Return the modules that are not parts of other given modules."""
     different = {id(module): module for module in modules}
     inner = {id(part) for module in different.values() for part in module.modules() if part is not module}
     return [module for key, module in different.items() if key not in inner]
