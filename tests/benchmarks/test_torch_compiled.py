@@ -10,7 +10,7 @@ from torch_compiled import RUNS, measured_in, script_of
 LOG = """import sys
 with open(sys.argv[0]) as f:
     code = f.read() # for the log
-import torch
+import math
 x = dict(device="cuda")
 y = dict(device = 'cuda')
 
