@@ -95,6 +95,7 @@ def express(row: Row) -> Expressed:
             "schedule": {"kind": "constant"},
             "precision": precision,
             "gradient_sum": _gradient_sum(row, precision),
+            "state": _state(row),
             "layout": str(layout),
             "zero1": zero1,
             "lora": lora,
@@ -177,22 +178,19 @@ def _with_scripts(row: dict[str, str]) -> dict[str, str]:
 # Whose attention is cuDNN's; PyTorch's and the others' "flash" is FlashAttention-2 or a kernel like it.
 _CUDNN = re.compile(r"cudnn|\bte\b|transformer engine")
 OFFLOAD = "offload to the host"
-WEIGHTS_IN_BF16 = "weights and moments in bf16: our step holds them in fp32"
+# Parameters and moments in bf16: PyTorch's and Optax's optimizers keep moments in their parameters' format.
+_NARROW_STATE = re.compile(r"\(pure\)|bf16-true|stochastic rounding|bf16 weights")
 # What our step does not do, whatever the layout: the column, what is found in it, and the reason.
 _OTHER_PROGRAMS = (
     ("moe", r".", "mixture of experts"),
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
+    ("model", r"optimizer in backward", "the optimizer runs in the backward pass: ours runs after it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
     ("accelerator", r"power limited", "a power limit that is not stated"),
     ("precision", r"fp4|int8", "4-bit or integer arithmetic"),
     ("precision", r"filter|layers \d", "8-bit arithmetic in a part of the layers"),
     ("precision", r"details not in", "8-bit arithmetic of which its source does not say more"),
     ("precision", r"fp16/bf16|^(?!.*(bf16|fp16|fp8|float8))", "precision not stated, or none of ours"),
-    (
-        "precision",
-        r"\(pure\)|bf16-true|stochastic rounding|bf16 weights",
-        WEIGHTS_IN_BF16,
-    ),
     ("model notes", r"unpacked|not packed", "padded sequences: real tokens were counted"),
     ("act_ckpt sharding", r"offload", OFFLOAD),
 )
@@ -213,8 +211,6 @@ def _refuse_other_programs(row: Row) -> None:
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
             if reason == OFFLOAD and _keeps_inputs_on_host(row):
-                continue
-            if reason == WEIGHTS_IN_BF16 and is_lora(row):  # frozen matrices of ours are in bf16 too
                 continue
             raise InexpressibleError(reason)
     for changed in ASSUMED["changed_machines"]:
@@ -256,6 +252,15 @@ def _precision(row: Row, notes: list[str]) -> str:
         notes.append(f"{row['precision']} taken as our fp8")
         return "fp8"
     return "fp16" if "fp16" in words else "bf16"
+
+
+def _state(row: Row) -> dict[str, str]:
+    """Return the formats of a row's parameters and moments; beside adapters the frozen ones are narrow anyway."""
+    words = row["precision"].lower()
+    if is_lora(row) or not _NARROW_STATE.search(words):
+        return {}
+    rounding = "stochastic" if "stochastic" in words else "nearest"
+    return {"parameters": "bf16", "moments": "bf16", "rounding": rounding}
 
 
 def _peak_bytes(row: Row) -> float | None:

@@ -80,6 +80,7 @@ from ._run import LineData as LineData
 from ._run import MixtureData as MixtureData
 from ._run import Order as Order
 from ._run import RunConfig as RunConfig
+from ._run import StateConfig as StateConfig
 from ._run import StdlibData as StdlibData
 from ._run import SyntheticData as SyntheticData
 from ._run import TokenFileData as TokenFileData

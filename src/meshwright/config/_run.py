@@ -323,6 +323,33 @@ class FaultConfig(Section):
     Effect: a run that hangs gives its machines back. Unit: seconds"""
 
 
+class StateConfig(Section):
+    """The formats in which devices keep parameters and moments between steps.
+
+    The update itself is computed in fp32: its results are rounded to these formats.
+    """
+
+    parameters: Literal["fp32", "bf16"] = "fp32"
+    """Format of the parameters that are trained; those of norms, biases and routers stay in fp32.
+    `bf16` without a copy in fp32 is what TRL, axolotl and torchtune call full fine-tuning in bf16.
+    Effect: `bf16` halves the memory of the parameters; updates below 1/256 of a parameter are lost or, with
+    `rounding = "stochastic"`, made now and then: [state in 16 bits](precision.md#state-in-16-bits)."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Format of the optimizer's moments; counts of steps stay integers.
+    Effect: `bf16` halves the memory of the moments. A mean that moves by less than 1/256 a step, as Adam's
+    second moment does, stays where it is unless `rounding = "stochastic"`."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """Rounding of updated parameters and moments to `bf16`.
+    `stochastic` rounds up or down by chance, so that the mean is exact; it is drawn from the run's seed and
+    step, and a resumed run draws the same.
+    Effect: a few passes over the state."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether anything is kept in 16 bits."""
+        return "bf16" in (self.parameters, self.moments)
+
+
 LayerLoop = Literal["auto", "keep", "unroll"]
 TEXT_OF_RESULTS = (".txtpb", ".pbtxt", ".textproto", ".prototxt", ".txt")
 """Endings by which XLA takes a file of autotuning results for text; all others are binary to it."""
@@ -346,7 +373,7 @@ class RunConfig(Section):
     schedule: Schedule = ConstantSchedule(kind="constant")
     """The course of the learning rate; `kind` chooses which. Without this section the rate stays the same."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
-    """Format of the arithmetic; parameters and moments are always fp32.
+    """Format of the arithmetic; [state](#state) has the formats of parameters and moments.
     Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md)."""
     gradient_sum: Literal["fp32", "bf16", "all-fp32"] = "fp32"
     """Format in which gradients of matrices and tables are summed: over the microbatches of a step, and after
@@ -380,6 +407,8 @@ class RunConfig(Section):
     """Split parameters and moments over `data` and `context` too; parameters are gathered once a step.
     Effect: divides the state by `data` x `context`: [where it is
     stored](optimizers.md#where-the-state-is-stored)."""
+    state: StateConfig = StateConfig()
+    """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
@@ -500,6 +529,7 @@ class RunConfig(Section):
         if self.gradient_sum == "all-fp32" and not isinstance(model, TransformerModel):
             what = f'= "all-fp32", but a {model.kind} model sums gradients in the format of its products'
             yield "gradient_sum", what, 'use gradient_sum = "fp32"'
+        yield from self._state_problems()
         results = self.autotune_results
         if results is not None and not results.endswith(TEXT_OF_RESULTS):
             what = f"= {results!r}, but XLA writes and reads results as text only in files of certain names"
@@ -510,6 +540,18 @@ class RunConfig(Section):
         if self.precision == "fp8" and not model.has_fp8_products:
             what = f'= "fp8", but a {model.kind} model has no products in eight bits'
             yield "precision", what, 'use precision = "bf16"'
+
+    def _state_problems(self) -> Iterator[Problem]:
+        """Yield formats of the state that do not go with the arithmetic, and a rounding of nothing."""
+        if self.state.parameters == "bf16" and self.precision not in ("bf16", "fp8"):
+            what = f'= "bf16", but precision = {self.precision!r} computes with other numbers'
+            yield "state.parameters", what, 'use precision = "bf16", or state.parameters = "fp32"'
+        if self.state.parameters == "bf16" and self.gradient_sum == "all-fp32":
+            what = '= "bf16", but gradient_sum = "all-fp32" needs parameters in fp32, whose gradients are too'
+            yield "state.parameters", what, 'use gradient_sum = "fp32"'
+        if self.state.rounding == "stochastic" and not self.state.is_narrow:
+            what = '= "stochastic" has no effect: parameters and moments are in fp32'
+            yield "state.rounding", what, 'use state.parameters = "bf16" or state.moments = "bf16"'
 
     def _size_problems(self) -> Iterator[Problem]:
         """Yield arrays with more elements than XLA can count; XLA would end without a message."""

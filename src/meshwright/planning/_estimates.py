@@ -181,6 +181,8 @@ class Form:
         self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
         # Of a gradient as its product writes it, and as `fsdp` scatters it.
         self.gradient_bytes = FP32 if config.gradient_sum == "all-fp32" else NARROW
+        self.parameter_bytes = NARROW if config.state.parameters == "bf16" else FP32
+        self.moment_bytes = NARROW if config.state.moments == "bf16" else FP32
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -228,15 +230,17 @@ class Form:
     def memory_bound(self) -> Numbers:
         """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
         least, _ = moments_of(self.config)
-        moments = np.where(self.moments_wait, 0.0, least)
-        state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
-        return state + self._block_inputs()
+        return self._state(least) + self._block_inputs()
+
+    def _state(self, moments: float) -> Numbers:
+        """Return the bytes of parameters, and of so many moments of each unless they wait in host memory."""
+        each = self.parameter_bytes + np.where(self.moments_wait, 0.0, moments * self.moment_bytes)
+        return self._held_trained(over_data=True) * each + self._frozen_bytes()
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
         _, usual = moments_of(self.config)
-        moments = np.where(self.moments_wait, 0.0, usual)
-        state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
+        state = self._state(usual)
         held = self._held_trained(over_data=False)
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
@@ -246,7 +250,7 @@ class Form:
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
-        copies = copies + np.where(self.vocab % self.tensor, tables * FP32, 0.0)  # whose rows are padded
+        copies = copies + np.where(self.vocab % self.tensor, tables * self.parameter_bytes, 0.0)  # whose rows are padded
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,
@@ -655,8 +659,9 @@ class Form:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
         held = self._held_trained(over_data=True)
         _, moments = moments_of(self.config)
-        waits = np.where(self.moments_wait, self._host(held * FP32 * moments * 2), 0.0)
-        return self._passes(held * FP32 * STATE_PASSES) + waits
+        waits = np.where(self.moments_wait, self._host(held * self.moment_bytes * moments * 2), 0.0)
+        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (FP32 - self.moment_bytes)  # read and written, Adam's two
+        return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits
 
     # Messages
 

@@ -1,8 +1,9 @@
 """Build the train step of a config on a mesh.
 
-The state is a dict: `parameters` (float32), `model_state` (what the model keeps in addition to parameters),
-`optimizer` (moments in float32), `key` (the run's random key), `step`, and under fp16 `loss_scale`. The batch
-has a leading dim of microbatches; gradients are summed over it in the format `gradient_sum`.
+The state is a dict: `parameters` (float32, or as `state.parameters` says), `model_state` (what the model keeps
+in addition to parameters), `optimizer` (moments in the format `state.moments`), `key` (the run's random key),
+`step`, and under fp16 `loss_scale`. The batch has a leading dim of microbatches; gradients are summed over it
+in the format `gradient_sum`.
 
 Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` are the model's, in the compute
 format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.
@@ -48,6 +49,7 @@ from ..models import (
     with_adapters,
 )
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
+from . import _formats
 from . import _gradients as grads
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
 from ._pipeline import Pipeline, over_stages
@@ -131,7 +133,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         now = {**state, "parameters": _as_computed(config, used, shardings, parameters, batch)}
         if frozen is not None:
             now["frozen"] = tables.widened(state["frozen"])
-        key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
+        key = step_key(state)
         if pipeline is not None:
             value, outcome, gradient = pipeline.scaled_gradients(now, batch, key)
         else:
@@ -247,10 +249,10 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
                 "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
             }
         return {
-            "parameters": parameters,
+            "parameters": _formats.kept_parameters(config.state, declared, parameters),
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
             "model_state": initial_parameters(model.state(), root),
-            "optimizer": optimizer.init(parameters),
+            "optimizer": _formats.kept_moments(config.state, optimizer.init(parameters)),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
             "step": jnp.int32(0),
             **grads.initial_scale(config.precision),
@@ -337,10 +339,14 @@ def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: T
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
-            updates, moments = optimizer.update(gradient, old["optimizer"], old["parameters"])
+            wide = _formats.widened({name: old[name] for name in ("parameters", "optimizer")})
+            updates, moments = optimizer.update(gradient, wide["optimizer"], wide["parameters"])
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
-            parameters = optax.apply_updates(old["parameters"], updates)
+            parameters = optax.apply_updates(wide["parameters"], updates)
             new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
+            if config.state.is_narrow:
+                key = jax.random.fold_in(step_key(state), _formats.OF_ROUNDING)
+                new = _formats.rounded_as(old, new, config.state, key)
             new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
             if on_host:
                 new["optimizer"] = moved(new["optimizer"], jax.memory.Space.Host)
@@ -356,6 +362,11 @@ def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: T
         return {**state, **new, "step": state["step"] + 1}, metrics
 
     return step
+
+
+def step_key(state: Tree) -> Key[Array, ""]:
+    """Return the random key of the step that a state is before."""
+    return jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
 
 
 def _inspect(gradients: _Gradients) -> Any:

@@ -31,7 +31,7 @@ REPORT_AGAIN_SECONDS = 3600.0  # a disk that is full at times is not reported at
 FIXED = ("model", "lora", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
 # Not listed as changes: they do not affect what is trained.
 UNLISTED = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")
-SHAPING = ("optimizer", "precision")  # may add or remove arrays of the state: momentum, loss scale
+SHAPING = ("optimizer", "precision", "state")  # may change arrays of the state: momentum, loss scale, formats
 IDENTITY = {"name": str, "num_bytes": int, "hashed": str, "sha256": str}  # as `data_identity` returns it
 
 

@@ -1,0 +1,105 @@
+"""Parameters and moments in 16 bits: what is kept, how it is rounded, and what a run learns with it."""
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.config import load_config
+from meshwright.data import open_data
+from meshwright.errors import InputError
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step
+from meshwright.step._formats import by_chance
+
+HALF = ("precision=bf16",)
+PURE = (*HALF, "state.parameters=bf16", "state.moments=bf16", "gradient_sum=bf16")
+BY_CHANCE = (*PURE, "state.rounding=stochastic")
+SHORT = ("model.num_layers=2", "batch.sequences=8", "batch.sequence_length=64", "schedule.warmup_steps=0")
+
+
+@cache
+def trained(overrides=HALF, axes=(("data", 1),), steps=12):
+    """Return the losses of a short run of bytes-nano, and its last state."""
+    config = load_config("bytes-nano", (*SHORT, *overrides))
+    built = build_step(config, mesh_of(axes, jax.devices()[: math.prod(size for _, size in axes)]))
+    state, data, losses = built.init(np.uint32(0)), open_data(config), []
+    for step in range(steps):
+        batch = jax.tree.map(
+            lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
+            data.batch(step, "train"),
+            built.batch,
+        )
+        state, metrics = built.step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+@pytest.mark.parametrize("overrides", [PURE, BY_CHANCE], ids=["nearest", "stochastic"])
+def test_a_run_in_16_bits_learns_what_fp32_learns(overrides):
+    (wide, _), (narrow, state) = trained(), trained(overrides)
+    assert wide[-1] < wide[0] - 0.5
+    np.testing.assert_allclose(narrow, wide, rtol=0.02)
+    kept = state["parameters"]["layers"]["mlp"], state["parameters"]["embedding"]
+    assert {x.dtype for x in jax.tree.leaves(kept)} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(state["optimizer"]) if x.ndim} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"stage": 2, "data": 2}], ids=str)
+def test_layouts_learn_alike_in_16_bits(axes):
+    more = (*BY_CHANCE, "batch.microbatch_sequences=2", *(["zero1=true"] if "stage" in axes else []))
+    alone, _ = trained((*BY_CHANCE, "batch.microbatch_sequences=2"), steps=6)
+    together, _ = trained(more, tuple(axes.items()), steps=6)
+    np.testing.assert_allclose(together, alone, rtol=0.01)
+
+
+def test_rounding_by_chance_is_right_on_average_and_keeps_what_is_no_number():
+    x = jnp.full(40_000, 1 + 2**-10, jnp.float32)  # an eighth of the way from 1 to the next bfloat16
+    found = np.asarray(by_chance(x, jax.random.key(0)), np.float32)
+    assert set(found) == {1.0, 1 + 2**-7}
+    assert abs((found > 1).mean() - 1 / 8) < 4 * math.sqrt(1 / 8 * 7 / 8 / 40_000)
+    special = jnp.asarray([jnp.inf, -jnp.inf, jnp.nan, 0.0, -0.5])
+    np.testing.assert_array_equal(by_chance(special, jax.random.key(1)).astype(jnp.float32), special)
+
+
+def test_updates_too_small_for_nearest_rounding_are_made_by_chance():
+    small = ("optimizer.learning_rate=1e-6", "optimizer.weight_decay=0")
+    start = trained((*PURE, *small), steps=0)[1]["parameters"]["embedding"]
+
+    def moved(overrides):
+        end = trained((*overrides, *small), steps=4)[1]["parameters"]["embedding"]
+        pairs = zip(jax.tree.leaves(start), jax.tree.leaves(end), strict=True)
+        return sum(int((np.asarray(a) != np.asarray(b)).sum()) for a, b in pairs)
+
+    assert moved(BY_CHANCE) > 4 * moved(PURE)
+
+
+def test_weighed_a_state_in_16_bits_is_half_of_one_in_32():
+    """By hand: 4 bytes less for each number of a matrix or table, 2 of it and 2 of one of two moments."""
+    wide, narrow = (mw.weigh("bytes-10m", on="1xCPU", overrides=list(more)) for more in (HALF, PURE))
+    held = [
+        sum(a.device_bytes for a in w.compiled.arguments if a.role in ("parameters", "optimizer_state"))
+        for w in (wide, narrow)
+    ]
+    vectors = sum(
+        math.prod(a.shape) for a in narrow.compiled.arguments if a.role == "parameters" and a.dtype == "float32"
+    )
+    numbers = wide.compiled.num_parameters
+    assert held[0] - held[1] == 2 * (numbers - vectors) + 2 * 2 * numbers
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["precision=fp32", "state.parameters=bf16"], "precision = 'fp32' computes with other numbers"),
+        (["gradient_sum=all-fp32", "state.parameters=bf16"], "needs parameters in fp32"),
+        (["state.rounding=stochastic"], "has no effect: parameters and moments are in fp32"),
+    ],
+)
+def test_formats_that_do_not_go_together_are_refused(overrides, words):
+    with pytest.raises(InputError, match=words):
+        load_config("bytes-nano", overrides)
