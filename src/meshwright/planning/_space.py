@@ -55,7 +55,12 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "precision": ("fp32", "bf16", "fp16", "fp8"),
 }
 """The settings that a candidate has, and their values in the order of the columns' numbers."""
-SEARCHED_REMAT = ("none", "dots", "dots-attention", "full")  # unless `fix` or `vary` names others
+# Unless `fix` or `vary` names others. The list keeps attention and its products, and repeats those of the MLP:
+# between `alternate-dots` and `full` in memory and in time, where layouts over `fsdp` alone often end.
+SEARCHED_REMAT = (
+    *("none", "dots", "dots-attention", "alternate-dots"),
+    *("save:query,key,value,context,out", "full"),
+)
 MICROBATCH, INNER = "microbatch", "inner"
 KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)
 """Everything that `fix` and `vary` may name."""
