@@ -70,8 +70,9 @@ def test_groups_with_a_slower_link_are_estimated_with_it(space, estimates):
 def truth_of(candidates, estimates, seed):
     """Return times and bytes that differ from the estimates by a factor of each family, and by noise."""
     generator = np.random.default_rng(seed)
-    by_remat, by_tensor = generator.normal(0, 0.15, 4), generator.normal(0, 0.15)
-    factor = by_remat[candidates.settings["remat"]] + by_tensor * (candidates.size(5) > 1)
+    policies, places = np.unique(candidates.settings["remat"], return_inverse=True)
+    by_remat, by_tensor = generator.normal(0, 0.15, len(policies)), generator.normal(0, 0.15)
+    factor = by_remat[places] + by_tensor * (candidates.size(5) > 1)
     noise = generator.normal(0, 0.01, len(candidates))
     return estimates.seconds * np.exp(factor + noise), estimates.memory * np.exp(0.3 * (factor > 0) + noise)
 
