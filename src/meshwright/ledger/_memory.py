@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiler import Argument, Compiled
@@ -497,17 +498,15 @@ def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
 
     Values may share bytes (a loop's state and its body's parameter); shared bytes count once.
     """
-    totals: Counter[int] = Counter()
     instants = sorted({_range(v, ranges).first for a in temporaries for v in a.values})
+    changes = [0] * len(instants)
     for allocation in temporaries:
-        waiting = sorted(allocation.values, key=lambda v: -_range(v, ranges).first)
-        alive: list[LiveValue] = []
-        for instant in instants:
-            while waiting and _range(waiting[-1], ranges).first <= instant:
-                alive.append(waiting.pop())
-            alive = _alive(alive, ranges, instant)
-            totals[instant] += sum(num_bytes for _, num_bytes in _pieces(alive))
-    return totals
+        before = 0
+        for place, alive in _alive_through(allocation, ranges, instants):
+            now = _covered_bytes(alive)
+            changes[place] += now - before
+            before = now
+    return Counter(dict(zip(instants, itertools.accumulate(changes), strict=True)))
 
 
 def _with_constants(
@@ -522,14 +521,37 @@ def _with_constants(
     return {**{(value.name, value.index): whole for value in constants}, **ranges}
 
 
-def _alive(values: Iterable[LiveValue], ranges: _Ranges, instant: int) -> list[LiveValue]:
-    """Return the values alive at `instant` by offset, without tables of pointers."""
-    alive: list[LiveValue] = []
-    for value in values:
+def _alive_through(
+    allocation: Allocation, ranges: _Ranges, instants: Sequence[int]
+) -> Iterator[tuple[int, list[LiveValue]]]:
+    """Yield each place in `instants` at which other values of an allocation live than before, with these.
+
+    The values are sorted by offset, without tables of pointers.
+
+    Args:
+        instants: in rising order.
+    """
+    placed: list[tuple[LiveValue, int, int]] = []  # each value, and its first place and that after its last
+    for value in allocation.values:
         when = _range(value, ranges)
-        if when.first <= instant <= when.last and not value.is_tuple_table:
-            alive.append(value)
-    return sorted(alive, key=lambda v: (v.offset_bytes, -v.num_bytes))
+        begin, end = bisect_left(instants, when.first), bisect_right(instants, when.last)
+        if begin < end and not value.is_tuple_table:
+            placed.append((value, begin, end))
+    placed.sort(key=lambda each: (each[0].offset_bytes, -each[0].num_bytes))
+    born: dict[int, list[int]] = {}  # the numbers in `placed` of the values that begin to live at a place
+    gone: dict[int, list[int]] = {}
+    for number, (_, begin, end) in enumerate(placed):
+        born.setdefault(begin, []).append(number)
+        gone.setdefault(end, []).append(number)
+    alive: list[int] = []
+    for place in sorted({*born, *gone}):
+        if place == len(instants):
+            return
+        for number in gone.get(place, ()):
+            del alive[bisect_left(alive, number)]
+        for number in born.get(place, ()):
+            insort(alive, number)
+        yield place, [placed[number][0] for number in alive]
 
 
 def _pieces(alive: list[LiveValue]) -> Iterator[tuple[LiveValue, int]]:
@@ -540,6 +562,18 @@ def _pieces(alive: list[LiveValue]) -> Iterator[tuple[LiveValue, int]]:
         if stop > end:
             yield value, stop - max(end, value.offset_bytes)
             end = stop
+
+
+def _covered_bytes(alive: list[LiveValue]) -> int:
+    """Return the sum of the bytes that `_pieces` yields: of a long step this is summed 10,000 times."""
+    covered = end = 0
+    for value in alive:
+        start = value.offset_bytes
+        stop = start + value.num_bytes
+        if stop > end:
+            covered += stop - (end if end > start else start)
+            end = stop
+    return covered
 
 
 class _Filing:
@@ -569,10 +603,11 @@ class _Filing:
         buffers: list[Buffer] = []
         for allocation in self._held:
             left = allocation.num_bytes
-            for value, num_bytes, owner in self._filed(allocation, instant):
-                totals[owner.category] += num_bytes
-                buffers.append(self._buffer(value, num_bytes, owner))
-                left -= num_bytes
+            for _, filed in self._filed(allocation, (instant,)):
+                for value, num_bytes, owner in filed:
+                    totals[owner.category] += num_bytes
+                    buffers.append(self._buffer(value, num_bytes, owner))
+                    left -= num_bytes
             totals[_IDLE[allocation.kind]] += left
         buffers.sort(key=lambda b: (-b.num_bytes, b.name))
         return {name: size for name, size in totals.most_common() if size}, tuple(buffers)
@@ -582,19 +617,23 @@ class _Filing:
         every = sorted(live_bytes)
         stride = max(1, -(-len(every) // NUM_INSTANTS))
         chosen = sorted({*every[::stride], peak}) if every else []
-        rows: list[Counter[str]] = []
-        for instant in chosen:
-            totals: Counter[str] = Counter()
-            for allocation in self._held:
-                for _, num_bytes, owner in self._filed(allocation, instant):
-                    totals[owner.category] += num_bytes
-            rows.append(totals)
-        names = sorted({name for row in rows for name in row}, key=lambda n: -max(row[n] for row in rows))
+        changes: dict[str, list[int]] = {}
+        for allocation in self._held:
+            before: Counter[str] = Counter()
+            for place, filed in self._filed(allocation, chosen):
+                now: Counter[str] = Counter()
+                for _, num_bytes, owner in filed:
+                    now[owner.category] += num_bytes
+                for name in dict.fromkeys((*before, *now)):
+                    changes.setdefault(name, [0] * len(chosen))[place] += now[name] - before[name]
+                before = now
+        rows = {name: tuple(itertools.accumulate(made)) for name, made in changes.items()}
+        names = sorted(rows, key=lambda name: (-max(rows[name]), name))
         return Timeline(
             instants=tuple(chosen),
             last_instant=self._last_instant,
             peak_instant=peak,
-            by_category={name: tuple(row[name] for row in rows) for name in names},
+            by_category={name: rows[name] for name in names},
         )
 
     def bytes_by_moment(self) -> dict[str, int]:
@@ -607,9 +646,12 @@ class _Filing:
                     by_moment[self._arguments[path].moment or "other"] += allocation.num_bytes
         return dict(by_moment.most_common())
 
-    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[LiveValue, int, Owner]]:
-        for value, num_bytes in _pieces(_alive(allocation.values, self._ranges, instant)):
-            yield value, num_bytes, self._owner(value, allocation)
+    def _filed(
+        self, allocation: Allocation, instants: Sequence[int]
+    ) -> Iterator[tuple[int, list[tuple[LiveValue, int, Owner]]]]:
+        """Yield what `_alive_through` does, as pieces with their owners."""
+        for place, alive in _alive_through(allocation, self._ranges, instants):
+            yield place, [(value, size, self._owner(value, allocation)) for value, size in _pieces(alive)]
 
     def _owner(self, value: LiveValue, allocation: Allocation) -> Owner:
         """Return a value's owner, or its category by what the allocation shows."""
