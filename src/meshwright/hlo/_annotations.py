@@ -120,6 +120,8 @@ class ProgramPhases:
 
 
 def _repeated_in(computation: Computation) -> Iterator[str]:
+    if not any(".remat" in instruction.name for instruction in computation.instructions):
+        return
     seen: set[str] = set()
     for instruction in computation.instructions:
         original = _REPEAT.sub("", instruction.name)
@@ -164,6 +166,7 @@ def twice_seen(length: int, window: int) -> int:
     return (2 * length - window) * window
 
 
+@functools.lru_cache(maxsize=100_000)
 def module_of(op_name: str) -> str:
     """Return the caller's scopes joined by "/", or "" where there are none or XLA named the instruction.
 

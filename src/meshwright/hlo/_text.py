@@ -63,8 +63,8 @@ def leaves_of(shape: Shape) -> tuple[Array, ...]:
     return tuple(leaf for part in shape for leaf in leaves_of(part))
 
 
-# Nearly all texts have their brackets in pairs, and few levels of them. Then one expression reads at once what
-# `_tokens` would read piece by piece, which takes five times as long.
+# Nearly all texts have their brackets in pairs, and few levels of them. Then one expression reads at once
+# what `_tokens` reads piece by piece in five times as long.
 _LEVELS = 6
 _INSIDE = r'[^"(){}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _BRACKETS = r"[({\[](?:,|" + _INSIDE + ")*+[)}\\]]"
@@ -122,6 +122,7 @@ def parse_shape(text: str) -> Shape:
 
 # Opcodes by what they do. The other modules and packages take them from here.
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+_COLLECTIVE_OF = {f"{kind}{part}": kind for kind in COLLECTIVES for part in ("", "-start", "-done")}
 OTHER_EXCHANGES = ("send", "collective-broadcast", "ragged-all-to-all")
 """Opcodes that exchange data between devices and have no rule for their bytes."""
 RUNNING = ("fusion", "call", "async-start", "custom-call")
@@ -216,8 +217,7 @@ class Instruction:
     @property
     def collective(self) -> str:
         """Kind of the collective that the instruction is, starts or ends; "" for any other instruction."""
-        kind = self.opcode.removesuffix("-start").removesuffix("-done")
-        return kind if kind in COLLECTIVES else ""
+        return _COLLECTIVE_OF.get(self.opcode, "")
 
     @property
     def is_synchronous(self) -> bool:
@@ -263,6 +263,11 @@ class Computation:
     def by_name(self) -> dict[str, Instruction]:
         """The instructions by name."""
         return {instruction.name: instruction for instruction in self.instructions}
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each instruction in the schedule, by its name."""
+        return {instruction.name: place for place, instruction in enumerate(self.instructions)}
 
     @functools.cached_property
     def parameters(self) -> tuple[Instruction, ...]:

@@ -35,6 +35,7 @@ from ._rules import MultiplyAdds as MultiplyAdds
 from ._rules import left_dimensions as left_dimensions
 from ._rules import mark_kernels as mark_kernels
 from ._rules import register_call as register_call
+from ._rules import registered_targets as registered_targets
 from ._rules import traced_kernel_of as traced_kernel_of
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped
