@@ -22,10 +22,10 @@ from .compiler import TARGET_COMPILER, Compiled
 from .config import Layout, RunConfig, Ticks, commented_toml, ticks_of
 from .errors import InputError
 from .hardware import Fleet, Link
-from .ledger import Ledger, executions_in
+from .ledger import Ledger
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
-from .predict import Interval, Prediction, RunTotal, predicted_trace, whole_run
+from .predict import Interval, Prediction, RunTotal, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
 from .torch_account import MeshAccount
 
@@ -161,6 +161,9 @@ class Weighing(Shown):
         Raises:
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
+        from .ledger import executions_in  # reads the compiler's text, which the figures do not need
+        from .predict import predicted_trace
+
         known = calibration_for(self.fleet), measured_runs_for(self.fleet)
         return predicted_trace(executions_in(self.folder, self.compiled), self.compiled, self.fleet, *known)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from typing import Any
 from ..compiler import Compiled, digest_of_sources, installed_versions, keep_beside, kept_beside
 from ..errors import InputError
 from ..hardware import Calibration, Fleet, MeasuredRuns
-from ..ledger import Ledger, executions_in, ledger_of, registered_targets
+from ..ledger import Ledger
 from ..measure import calibration_for, cautions, measured_runs_for
-from ..predict import Prediction, predict
+from ..predict import Prediction
 from ..records import EXACT, read_record
 
 SOURCES = ("compiler", "hardware", "hlo", "ledger", "predict", "formats.py", "units.py", "api/_reckoned.py")
@@ -59,7 +60,7 @@ def reckoned(folder: Path, compiled: Compiled, fleet: Fleet) -> Reckoned:
     calibration = calibration_for(fleet)
     doubts = () if calibration is None else cautions(calibration)
     rates = _Rates(calibration=calibration, measured=measured_runs_for(fleet), doubts=doubts)
-    if registered_targets():
+    if _has_own_rules():
         return _reckon(folder, compiled, fleet, rates)
     key = _key(folder, compiled, fleet, rates)
     text = kept_beside(folder, key)
@@ -78,6 +79,9 @@ def _read(text: str) -> Reckoned:
 
 
 def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Reckoned:
+    from ..ledger import executions_in, ledger_of  # half of what a command imports, and not needed to read
+    from ..predict import predict
+
     executions = executions_in(folder, compiled)
     ledger = ledger_of(folder, compiled, fleet, executions)
     measured: dict[str, Any] = {"cautions": rates.doubts, "measured": rates.measured}
@@ -86,6 +90,15 @@ def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Re
         return Reckoned(ledger=ledger, prediction=made, no_prediction="")
     except InputError as unknown:
         return Reckoned(ledger=ledger, prediction=None, no_prediction=f"{unknown.message}; {unknown.hint}")
+
+
+def _has_own_rules() -> bool:
+    """Return whether the user has registered a rule for custom calls, for which rules must be imported."""
+    if "meshwright.ledger._rules" not in sys.modules:
+        return False
+    from ..ledger import registered_targets
+
+    return bool(registered_targets())
 
 
 def _key(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> str:

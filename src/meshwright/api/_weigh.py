@@ -39,7 +39,6 @@ from ..config import (
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from ..ledger import allowance
-from ..planning import settings_words
 from ..predict import checked_price, steps_for
 from ..results import KnownPlan, Phase, TorchWeighing, Weighing, ignore
 from ..torch_account import Account, account_torch, is_torch_module
@@ -303,6 +302,8 @@ def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:
         best = weigh_resolved(*_on_fleet(run, overrides, made.fleet), num_steps=None)
     except MeshwrightError:  # written by a version whose settings this one does not take
         return nothing
+    from ..planning import settings_words  # imports numpy
+
     seconds, now = best.step_seconds, made.prediction.step_seconds.expected
     if seconds is None or best.fits is False or (made.fits and seconds > (1 - LEAST_NAMED_SAVING) * now):
         return nothing
