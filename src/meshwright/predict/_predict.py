@@ -304,7 +304,9 @@ def predict(
         cautions=(*cautions, *_wide_heads(machine, executions)),
         peer_seconds=peer_seconds,
     )
-    helps = what_helps(walks, fleet, ledger.memory, walked)
+    helps = what_helps(
+        machine, executions, compiled, fleet, ledger.memory, walked, walks.prices, walks.schedule
+    )
     return replace(found, what_helps=helps)
 
 
@@ -526,11 +528,24 @@ class _Again:
         return self.walked.seconds - self.walks.seconds_on(machine, prices)
 
 
-def what_helps(walks: _Walks, fleet: Fleet, memory: MemoryLedger, walked: Walked) -> tuple[Help, ...]:
+def what_helps(
+    machine: Machine,
+    executions: Executions,
+    compiled: Compiled,
+    fleet: Fleet,
+    memory: MemoryLedger,
+    walked: Walked,
+    prices: Prices,
+    schedule: Schedule | None = None,
+) -> tuple[Help, ...]:
     """Return the changes, then the bounds, the largest saving of each first.
 
-    `walked`: the walk over the program as it is.
+    Args:
+        walked, prices: the walk over the program as it is, and the prices of its kernels.
+        schedule: that of the executions, if the caller has walked it.
     """
+    schedule = Schedule(executions, compiled.mesh_axes) if schedule is None else schedule
+    walks = _Walks(machine=machine, schedule=schedule, prices=prices)
     again = _Again(walks=walks, walked=walked)
     bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
     least = LEAST_SHARE * walked.seconds

@@ -178,8 +178,9 @@ class Schedule:
         return found
 
     def multiplies_in(self, key: Key, format_name: str) -> bool:
-        """Return whether a kernel that was priced has a product of operands in a format."""
-        return any(work.format == format_name for _, _, work in self._work[key].products)
+        """Return whether a kernel has a product of operands in a format, or was not looked at before."""
+        known = self._work.get(key)
+        return known is None or any(work.format == format_name for _, _, work in known.products)
 
     def work(self, computation: Computation, instruction: Instruction) -> KernelWork:
         """Return what an instruction of the compute stream does."""
