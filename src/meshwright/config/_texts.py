@@ -49,13 +49,15 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
 def with_texts(schema: dict[str, Any], record: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON schema of a section and of those in it, with the texts of keys as descriptions."""
     records = {each.__name__: each for each in _subclasses(Section)}
-    parts = {name: (part, records.get(name)) for name, part in schema.get("$defs", {}).items()}
-    for part, its in (*parts.values(), (schema, record)):
+    parts: dict[str, Any] = schema.get("$defs", {})
+    for part, its in (*((part, records.get(name)) for name, part in parts.items()), (schema, record)):
         for key, text in ({} if its is None else texts_of(its)).items():
-            field = part["properties"].get(key, {"$ref": ""})
-            if text and field.keys() != {"$ref"}:  # what alone is referred to has a description of its own
-                field = {**field, "description": text}
-                part["properties"][key] = {name: field[name] for name in sorted(field)}
+            if (field := part["properties"].get(key)) is None:
+                continue
+            inner = parts.get(str(field.get("$ref", "")).rpartition("/")[2], {})
+            if text not in ("", inner.get("description")):
+                field["description"] = text
+                part["properties"][key] = dict(sorted(field.items()))
     return schema
 
 

@@ -67,11 +67,11 @@ def leaves_of(shape: Shape) -> tuple[Array, ...]:
 # what `_tokens` reads piece by piece in five times as long.
 _LEVELS = 6
 _INSIDE = r'[^"(){}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_BRACKETS = r"[({\[](?:,|" + _INSIDE + ")*+[)}\\]]"
+_nested = r"[({\[](?:,|" + _INSIDE + ")*+[)}\\]]"
 for _ in range(_LEVELS - 1):
-    _BRACKETS = rf"[({{\[](?:,|{_INSIDE}|{_BRACKETS})*+[)}}\]]"
-_PART = re.compile(rf"(?:{_INSIDE}|{_BRACKETS})++")
-_CLOSED = re.compile(_BRACKETS)
+    _nested = rf"[({{\[](?:,|{_INSIDE}|{_nested})*+[)}}\]]"
+_PART = re.compile(rf"(?:{_INSIDE}|{_nested})++")
+_CLOSED = re.compile(_nested)
 
 
 def split_text(text: str) -> list[str]:
