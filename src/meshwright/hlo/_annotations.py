@@ -304,6 +304,7 @@ def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
     return tuple(name for name, _ in mesh_axes if name in spanned)
 
 
+@functools.lru_cache(maxsize=10_000)
 def axes_of_pairs(pairs: Groups, mesh_axes: Axes) -> tuple[str, ...]:
     """Return the mesh axes along which any (source, target) pair of a collective-permute differs."""
     spanned: set[str] = set()
@@ -325,6 +326,7 @@ def dimensions_of(groups: Groups, coordinates: Coordinates) -> tuple[str, ...]:
     return tuple(DIMENSIONS[d] for d in sorted(along))
 
 
+@functools.lru_cache(maxsize=100_000)
 def _position(device: int, mesh_axes: Axes) -> tuple[int, ...]:
     position: list[int] = []
     for _, size in reversed(mesh_axes):
