@@ -25,7 +25,18 @@ from ..measure import calibration_for, cautions, measured_runs_for
 from ..predict import Prediction
 from ..records import EXACT, read_record
 
-SOURCES = ("compiler", "hardware", "hlo", "ledger", "predict", "formats.py", "units.py", "api/_reckoned.py")
+SOURCES = (
+    "compiler",
+    "hardware",
+    "hlo",
+    "ledger",
+    "predict",
+    "errors.py",
+    "formats.py",
+    "records.py",
+    "units.py",
+)
+SOURCES += ("api/_reckoned.py",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
