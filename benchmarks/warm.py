@@ -1,6 +1,6 @@
 """CPU seconds of weighing what is compiled already, before and after a change.
 
-Run: python benchmarks/warm.py BEFORE    (BEFORE: a checkout of the commit to compare with)
+Run: python benchmarks/warm.py BEFORE [CONFIG@FLEET ...]    (BEFORE: a checkout of the commit to compare with)
 Each figure is the least of some rounds of user and system seconds of a process with all its children; rounds
 of the two checkouts are interleaved. `cold`: from an empty cache. `imports`: Python, and what the command
 imports, until `weigh` is called. `reckoned`: `weigh` beside that, of a compiled program from which the ledger
@@ -17,13 +17,14 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from _record import ROOT, write_record
 
 ROUNDS = 3
-CASES = (("llama3-8b", "64xH100"), ("llama3-405b", "4096xH100"), ("gpt2-124m", "8xH100"))
+CASES = ("llama3-8b@64xH100", "llama3-405b@4096xH100", "gpt2-124m@8xH100")
 ONE = """
 import json, resource, sys
 import meshwright.cli._app, meshwright.report, meshwright.results, pydantic, rich.console
@@ -52,7 +53,7 @@ def run(checkout: Path, cache: Path, *arguments: str) -> tuple[float, str]:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, done.stdout
 
 
-def measured(checkout: Path, cache: Path, case: tuple[str, str], page: Path) -> tuple[dict[str, float], Any]:
+def measured(checkout: Path, cache: Path, case: Sequence[str], page: Path) -> tuple[dict[str, float], Any]:
     """Return the seconds of one round, and the JSON of the weighing."""
     for kept in (cache / "compiled").glob("*/beside-*"):
         kept.unlink()
@@ -74,7 +75,7 @@ def main() -> None:
     checkouts = {"before": Path(sys.argv[1]).resolve(), "after": ROOT}
     table: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made:
-        for case in CASES:
+        for case in ((*each.split("@"),) for each in sys.argv[2:] or CASES):
             least: dict[str, dict[str, float]] = {}
             found: dict[str, Any] = {}
             for which, checkout in checkouts.items():  # compiles
@@ -93,7 +94,7 @@ def main() -> None:
                 table.append({**row, "figures_equal": equal})
                 print(table[-1], flush=True)
     facts = {"rounds": ROUNDS, "statistic": "least"}
-    command = "python benchmarks/warm.py BEFORE"
+    command = " ".join(("python benchmarks/warm.py BEFORE", *sys.argv[2:]))
     print("wrote", write_record("warm", command, ("jax", "jaxlib", "numpy"), facts, {"warm": table}))
 
 
