@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import ledger, predict  # their names that reckon are imported on first use
 from .compiler import TARGET_COMPILER, Compiled
 from .config import Layout, RunConfig, Ticks, commented_toml, ticks_of
 from .errors import InputError
@@ -161,11 +162,9 @@ class Weighing(Shown):
         Raises:
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
-        from .ledger import executions_in  # reads the compiler's text, which the figures do not need
-        from .predict import predicted_trace
-
+        executions = ledger.executions_in(self.folder, self.compiled)
         known = calibration_for(self.fleet), measured_runs_for(self.fleet)
-        return predicted_trace(executions_in(self.folder, self.compiled), self.compiled, self.fleet, *known)
+        return predict.predicted_trace(executions, self.compiled, self.fleet, *known)
 
     def to_perfetto(self, path: str | Path) -> None:
         """Write the predicted step of one device as a file that ui.perfetto.dev opens.
