@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import ledger, predict  # their names that reckon are imported on first use
 from .compiler import TARGET_COMPILER, Compiled
 from .config import Layout, RunConfig, Ticks, commented_toml, ticks_of
 from .errors import InputError
 from .hardware import Fleet, Link
-from .ledger import Ledger, executions_in
+from .ledger import Ledger
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
-from .predict import Interval, Prediction, RunTotal, predicted_trace, whole_run
+from .predict import Interval, Prediction, RunTotal, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
 from .torch_account import MeshAccount
 
@@ -161,8 +162,9 @@ class Weighing(Shown):
         Raises:
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
+        executions = ledger.executions_in(self.folder, self.compiled)
         known = calibration_for(self.fleet), measured_runs_for(self.fleet)
-        return predicted_trace(executions_in(self.folder, self.compiled), self.compiled, self.fleet, *known)
+        return predict.predicted_trace(executions, self.compiled, self.fleet, *known)
 
     def to_perfetto(self, path: str | Path) -> None:
         """Write the predicted step of one device as a file that ui.perfetto.dev opens.

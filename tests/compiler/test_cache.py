@@ -6,7 +6,7 @@ import time
 import pytest
 
 from meshwright.children import ABANDONED_SECONDS
-from meshwright.compiler import TEXTS, Compiled, CorruptFolder, _cache, cache_root
+from meshwright.compiler import TEXTS, Compiled, CorruptFolder, _cache, cache_root, keep_beside, kept_beside
 from meshwright.errors import InputError
 
 NUM_WRITERS = 4
@@ -147,3 +147,20 @@ def test_the_cache_lies_where_it_is_told_or_among_the_users_caches(cache, monkey
     assert cache_root() == cache
     monkeypatch.delenv("MESHWRIGHT_CACHE_DIR")
     assert cache_root().name == "meshwright"
+
+
+def test_texts_beside_a_program_are_kept_while_it_is_and_only_the_newest(cache, compiled, monkeypatch):
+    publish("one", compiled)
+    folder = _cache.entry("one")
+    for number in range(_cache.MOST_BESIDE + 3):
+        keep_beside(folder, f"figures-{number}", f"text {number}")
+        os.utime(folder / f"beside-figures-{number}.gz", (number, number))
+    found = [number for number in range(_cache.MOST_BESIDE + 3) if kept_beside(folder, f"figures-{number}")]
+    assert found == [*range(3, _cache.MOST_BESIDE + 3)]
+    assert kept_beside(folder, "figures-3") == "text 3"
+    assert _cache.lookup("one") == compiled
+    keep_beside(cache / "pruned just now", "figures", "text")  # nothing is kept, and nothing is raised
+    assert not (cache / "pruned just now").exists()
+    monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", "1")
+    publish("two", compiled)
+    assert kept() == ["two"]

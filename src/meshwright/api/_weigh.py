@@ -38,15 +38,13 @@ from ..config import (
 )
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
-from ..hlo import Executions
-from ..ledger import Ledger, allowance, executions_in, ledger_of
-from ..measure import calibration_for, cautions, measured_runs_for
-from ..planning import settings_words
-from ..predict import Prediction, checked_price, predict, steps_for
+from ..ledger import allowance
+from ..predict import checked_price, steps_for
 from ..results import KnownPlan, Phase, TorchWeighing, Weighing, ignore
 from ..torch_account import Account, account_torch, is_torch_module
 from ..units import parse_count
 from ._known_plans import plan_command, remembered
+from ._reckoned import reckoned
 from ._torch import is_torch_function, weigh_module, weigh_torch_function
 
 if TYPE_CHECKING:
@@ -304,6 +302,8 @@ def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:
         best = weigh_resolved(*_on_fleet(run, overrides, made.fleet), num_steps=None)
     except MeshwrightError:  # written by a version whose settings this one does not take
         return nothing
+    from ..planning import settings_words  # imports numpy
+
     seconds, now = best.step_seconds, made.prediction.step_seconds.expected
     if seconds is None or best.fits is False or (made.fits and seconds > (1 - LEAST_NAMED_SAVING) * now):
         return nothing
@@ -522,9 +522,7 @@ def _accounted(
     cached: bool,
 ) -> Weighing:
     """Return the account of a compiled program and its predicted time."""
-    executions = executions_in(folder, compiled)
-    ledger = ledger_of(folder, compiled, fleet, executions)
-    prediction, why_not = _prediction(compiled, executions, ledger, fleet)
+    figures = reckoned(folder, compiled, fleet)
     return Weighing(
         name=name,
         config=run,
@@ -533,9 +531,9 @@ def _accounted(
         compiled=compiled,
         folder=folder,
         cached=cached,
-        ledger=ledger,
-        prediction=prediction,
-        no_prediction=why_not,
+        ledger=figures.ledger,
+        prediction=figures.prediction,
+        no_prediction=figures.no_prediction,
     )
 
 
@@ -682,16 +680,3 @@ def _check_compiler_package(fleet: Fleet) -> None:
             f"the compiler for {fleet.chip.name} is not installed: package {package} is missing",
             hint=f"pip install 'meshwright[{extra}]', or add --simulate to let the CPU's compiler stand in",
         ) from missing
-
-
-def _prediction(
-    compiled: Compiled, executions: Executions, ledger: Ledger, fleet: Fleet
-) -> tuple[Prediction | None, str]:
-    """Return the prediction, or None and the reason; a CPU's rates are measured once on this machine."""
-    calibration, measured = calibration_for(fleet), measured_runs_for(fleet)
-    try:
-        doubts = () if calibration is None else cautions(calibration)
-        made = predict(executions, ledger, compiled, fleet, calibration, cautions=doubts, measured=measured)
-        return made, ""
-    except InputError as unknown:
-        return None, f"{unknown.message}; {unknown.hint}"

@@ -6,7 +6,9 @@ Imports: `children`, `errors`. jax is imported only in the worker process. Used 
 
 from ._cache import cache_root as cache_root
 from ._cache import is_compiled as is_compiled
+from ._cache import keep_beside as keep_beside
 from ._cache import keep_executables as keep_executables
+from ._cache import kept_beside as kept_beside
 from ._cache import writing_cache as writing_cache
 from ._fingerprint import fingerprint_of as fingerprint_of
 from ._functions import USERS_FAILURES as USERS_FAILURES
@@ -41,6 +43,7 @@ from ._record import CorruptFolder as CorruptFolder
 from ._record import Declared as Declared
 from ._record import Request as Request
 from ._record import TracedFlops as TracedFlops
+from ._record import digest_of_sources as digest_of_sources
 from ._record import installed_versions as installed_versions
 from ._record import read_text as read_text
 from ._run import ANSWER as ANSWER

@@ -2,18 +2,21 @@
 
 Compiled programs have one folder per key, which is filled in another place and then renamed. This is safe
 under concurrent use: a reader sees a complete folder or none, and one of two writers wins. Executables are
-kept by jax, so that a run that is started again does not compile again.
+kept by jax, so that a run that is started again does not compile again. What was reckoned from a program
+lies in its folder, and goes with it.
 `MESHWRIGHT_CACHE_DIR` moves the cache. `MESHWRIGHT_CACHE_BYTES` limits each kind (default 2 GiB).
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import os
 import platform
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +27,8 @@ from ..errors import InputError, MeshwrightError
 from ._record import Compiled, CorruptFolder
 
 DEFAULT_LIMIT_BYTES = 2 * 2**30
+MOST_BESIDE = 8  # texts beside one program, such as its ledgers on fleets with other rates
+MOST_BESIDE_BYTES = 64 * 2**20  # of one such text
 MAKING, GONE = ".making-", ".gone-"  # prefixes of the names of folders that are being filled, or deleted
 
 
@@ -125,6 +130,43 @@ def publish(made: Path, key: str) -> None:
                 raise
             shutil.rmtree(made)
         _prune()
+
+
+def kept_beside(folder: Path, name: str) -> str | None:
+    """Return the text that `keep_beside` kept in a program's folder; None if it is missing or damaged."""
+    try:
+        with gzip.open(folder / _beside(name)) as file:
+            whole = file.read(MOST_BESIDE_BYTES + 1)
+    except (OSError, EOFError, zlib.error):
+        return None
+    digest, _, text = whole.partition(b"\n")
+    if len(whole) > MOST_BESIDE_BYTES or hashlib.sha256(text).hexdigest().encode() != digest:
+        return None
+    return text.decode(errors="replace")
+
+
+def keep_beside(folder: Path, name: str, text: str) -> None:
+    """Keep a text that can be made again in the folder of a program, in one step; the oldest of many goes.
+
+    It is removed with the program. A cache that cannot be written, or a program that was pruned just now,
+    keeps nothing: the text is then made again.
+    """
+    body = text.encode()
+    content = gzip.compress(hashlib.sha256(body).hexdigest().encode() + b"\n" + body, 1, mtime=0)
+    with contextlib.suppress(OSError):
+        making = folder / f"{_beside(name)}.{uuid.uuid4().hex}"
+        try:
+            making.write_bytes(content)
+            os.replace(making, folder / _beside(name))
+        finally:
+            making.unlink(missing_ok=True)
+        kept = sorted(folder.glob(_beside("*") + "*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in kept[MOST_BESIDE:]:  # with those that killed processes left half made
+            path.unlink(missing_ok=True)
+
+
+def _beside(name: str) -> str:
+    return f"beside-{name}.gz"
 
 
 def limit_bytes() -> int:

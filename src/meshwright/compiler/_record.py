@@ -211,9 +211,19 @@ def installed_versions() -> dict[str, str]:
 
 @cache
 def _source_digest() -> str:
+    return digest_of_sources(SOURCES, (".py",))
+
+
+@cache
+def digest_of_sources(names: tuple[str, ...], suffixes: tuple[str, ...] = (".py", ".toml")) -> str:
+    """Return a digest of Meshwright's own files of these kinds.
+
+    `names`: folders and files, relative to the package: ("ledger", "units.py").
+    """
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for folder in SOURCES:
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    for name in names:
+        for path in (root / name, *sorted((root / name).rglob("*"))):
+            if path.suffix in suffixes and path.is_file():
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

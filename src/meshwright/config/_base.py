@@ -1,7 +1,7 @@
 """Define the base of every section: strictness, types of fields, and several problems as one error.
 
 The text below a key documents it: a summary, further remarks, and what follows `Effect:` (on what is weighed
-or trained), `Unit:` (of every number) and `Default:` (if it is computed). `_reference` reads these texts.
+or trained), `Unit:` (of every number) and `Default:` (if it is computed). `_texts` reads these texts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ PROBLEMS = "meshwright_problems"  # the type of the pydantic error that carries 
 class Section(BaseModel):
     """A frozen record; unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
 
 
 def is_table(value: object) -> TypeGuard[dict[str, Any]]:

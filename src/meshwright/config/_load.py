@@ -25,6 +25,7 @@ from ._base import PROBLEMS, Problem, Section, input_error, is_table
 from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
 from ._published import published_about, published_config, published_id, published_ids
 from ._run import RunConfig
+from ._texts import with_texts
 from ._transformer import TransformerModel
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -52,7 +53,7 @@ def preset_about(name: str) -> str:
 
 def config_schema() -> dict[str, Any]:
     """Return the JSON schema of a run's file; `preset` may replace the keys that it sets."""
-    schema = RunConfig.model_json_schema()
+    schema = with_texts(RunConfig.model_json_schema(), RunConfig)
     del schema["properties"]["name"]
     schema["properties"]["preset"] = {"enum": preset_names(), "type": "string"}
     required = [name for name in schema.pop("required") if name != "name"]

@@ -16,6 +16,7 @@ from ._base import LARGEST, PositiveFloat, is_table
 from ._load import known_keys, names_elsewhere, variants
 from ._remat import Choices
 from ._run import RunConfig
+from ._texts import texts_of
 
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}
@@ -79,15 +80,19 @@ class KeyDoc:
 def key_docs() -> tuple[KeyDoc, ...]:
     """Return the documentation of every key of every kind of section, in the order of the records."""
     top = [name for name in known_keys("", "") if name in RunConfig.model_fields]
-    found = [_doc("", "", name, RunConfig.model_fields[name]) for name in top if not variants(name)[1]]
+    texts = texts_of(RunConfig)
+    found = [
+        _doc("", "", name, RunConfig.model_fields[name], texts[name]) for name in top if not variants(name)[1]
+    ]
     for section in top:
         for kind, record in variants(section)[1].items():
-            found += [_doc(section, kind, key, field) for key, field in record.model_fields.items()]
+            texts, fields = texts_of(record), record.model_fields
+            found += [_doc(section, kind, key, field, texts[key]) for key, field in fields.items()]
     return tuple(found)
 
 
-def _doc(section: str, kind: str, key: str, field: FieldInfo) -> KeyDoc:
-    text = re.sub(r"\s+", " ", field.description or "")
+def _doc(section: str, kind: str, key: str, field: FieldInfo, text: str) -> KeyDoc:
+    text = re.sub(r"\s+", " ", text)
     said, *labelled = re.split(r"\b(Effect|Unit|Default): ", text)
     labels = dict(zip(labelled[::2], map(str.strip, labelled[1::2]), strict=True))
     summary, _, more = said.strip().partition(". ")
@@ -181,7 +186,7 @@ def reference_page() -> str:
     top = _table([doc for doc in docs if not doc.section])
     parts = [_INTRO.strip(), "## Keys of the run", "They stand above the first section of a file.", top]
     for section in dict.fromkeys(doc.section for doc in docs if doc.section):
-        parts += [f"## `[{section}]`", _fill(RunConfig.model_fields[section].description or "")]
+        parts += [f"## `[{section}]`", _fill(texts_of(RunConfig)[section])]
         for kind, record in variants(section)[1].items():
             if kind:
                 parts += [

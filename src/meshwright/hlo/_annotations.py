@@ -120,6 +120,8 @@ class ProgramPhases:
 
 
 def _repeated_in(computation: Computation) -> Iterator[str]:
+    if not any(".remat" in instruction.name for instruction in computation.instructions):
+        return
     seen: set[str] = set()
     for instruction in computation.instructions:
         original = _REPEAT.sub("", instruction.name)
@@ -164,6 +166,7 @@ def twice_seen(length: int, window: int) -> int:
     return (2 * length - window) * window
 
 
+@functools.lru_cache(maxsize=100_000)
 def module_of(op_name: str) -> str:
     """Return the caller's scopes joined by "/", or "" where there are none or XLA named the instruction.
 
@@ -301,6 +304,7 @@ def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
     return tuple(name for name, _ in mesh_axes if name in spanned)
 
 
+@functools.lru_cache(maxsize=10_000)
 def axes_of_pairs(pairs: Groups, mesh_axes: Axes) -> tuple[str, ...]:
     """Return the mesh axes along which any (source, target) pair of a collective-permute differs."""
     spanned: set[str] = set()
@@ -322,6 +326,7 @@ def dimensions_of(groups: Groups, coordinates: Coordinates) -> tuple[str, ...]:
     return tuple(DIMENSIONS[d] for d in sorted(along))
 
 
+@functools.lru_cache(maxsize=100_000)
 def _position(device: int, mesh_axes: Axes) -> tuple[int, ...]:
     position: list[int] = []
     for _, size in reversed(mesh_axes):

@@ -63,14 +63,32 @@ def leaves_of(shape: Shape) -> tuple[Array, ...]:
     return tuple(leaf for part in shape for leaf in leaves_of(part))
 
 
+# Nearly all texts have their brackets in pairs, and few levels of them. Then one expression reads at once
+# what `_tokens` reads piece by piece in five times as long.
+_LEVELS = 6
+_INSIDE = r'[^"(){}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_nested = r"[({\[](?:,|" + _INSIDE + ")*+[)}\\]]"
+for _ in range(_LEVELS - 1):
+    _nested = rf"[({{\[](?:,|{_INSIDE}|{_nested})*+[)}}\]]"
+_PART = re.compile(rf"(?:{_INSIDE}|{_nested})++")
+_CLOSED = re.compile(_nested)
+
+
 def split_text(text: str) -> list[str]:
-    """Split `text` at the commas outside brackets and strings."""
+    """Split `text` at the commas outside brackets and strings, and leave out empty parts."""
+    parts: list[str] = _PART.findall(text)
+    if ",".join(parts) != text:
+        parts = _split_by_tokens(text)
+    return [stripped for part in parts if (stripped := part.strip())]
+
+
+def _split_by_tokens(text: str) -> list[str]:
     parts, start = list[str](), 0
     for token, depth in _tokens(text):
         if token[0] == "," and not depth:
-            parts.append(text[start : token.start()].strip())
+            parts.append(text[start : token.start()])
             start = token.end()
-    return [*parts, text[start:].strip()]
+    return [*parts, text[start:]]
 
 
 def _tokens(text: str, start: int = 0) -> Iterator[tuple[re.Match[str], int]]:
@@ -91,9 +109,9 @@ def parse_shape(text: str) -> Shape:
     >>> parse_shape("bf16[2,4]{1,0}").num_bytes
     16
     """
-    text = COMMENT.sub("", text).strip()
+    text = (COMMENT.sub("", text) if "/*" in text else text).strip()
     if text.startswith("("):
-        return tuple(parse_shape(part) for part in split_text(text[1:-1]) if part)
+        return tuple(parse_shape(part) for part in split_text(text[1:-1]))
     match = _ARRAY.match(text)
     if not match or match[1] not in DTYPE_BITS:
         raise ValueError(f"shape {text!r}")
@@ -104,6 +122,7 @@ def parse_shape(text: str) -> Shape:
 
 # Opcodes by what they do. The other modules and packages take them from here.
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+_COLLECTIVE_OF = {f"{kind}{part}": kind for kind in COLLECTIVES for part in ("", "-start", "-done")}
 OTHER_EXCHANGES = ("send", "collective-broadcast", "ragged-all-to-all")
 """Opcodes that exchange data between devices and have no rule for their bytes."""
 RUNNING = ("fusion", "call", "async-start", "custom-call")
@@ -131,8 +150,9 @@ _END = re.compile(r'\}(, execution_thread="[^"]*")?$')
 _INSTRUCTION = re.compile(rf"\s+(ROOT )?%({_NAME}) = ")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
 _OPERAND = re.compile(rf"(?:.* )?%({_NAME}?)((?:#\d+)*)$")
+_NAMES = re.compile(rf"%{_NAME}(?:, %{_NAME})*$")  # operands without indices, as nearly all are
 _CALLED = re.compile(rf"%({_NAME})")
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_OP_NAME = re.compile(r'op_name="([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:.*?source_line=(\d+))?')
 # What a Pallas kernel says of itself is printed on lines of its own, within an instruction's line.
 _BROKEN_LINE = re.compile(r"(?<=kernel_metadata=)\{\n(.*)\n\}")
@@ -197,8 +217,7 @@ class Instruction:
     @property
     def collective(self) -> str:
         """Kind of the collective that the instruction is, starts or ends; "" for any other instruction."""
-        kind = self.opcode.removesuffix("-start").removesuffix("-done")
-        return kind if kind in COLLECTIVES else ""
+        return _COLLECTIVE_OF.get(self.opcode, "")
 
     @property
     def is_synchronous(self) -> bool:
@@ -244,6 +263,11 @@ class Computation:
     def by_name(self) -> dict[str, Instruction]:
         """The instructions by name."""
         return {instruction.name: instruction for instruction in self.instructions}
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each instruction in the schedule, by its name."""
+        return {instruction.name: place for place, instruction in enumerate(self.instructions)}
 
     @functools.cached_property
     def parameters(self) -> tuple[Instruction, ...]:
@@ -326,7 +350,8 @@ def parse_program(text: str, rename: Rename | None = None) -> Program:
     Raises:
         ValueError: a line is not understood, or the module is not scheduled. The message names the line.
     """
-    lines = iter(enumerate(_BROKEN_LINE.sub(r"{\1}", text).splitlines(), 1))
+    whole = _BROKEN_LINE.sub(r"{\1}", text) if "kernel_metadata={\n" in text else text
+    lines = iter(enumerate(whole.splitlines(), 1))
     header = next((line for _, line in lines if line.strip()), "")
     if not header.startswith("HloModule ") or "is_scheduled=true" not in header:
         raise ValueError(f"not a scheduled HLO module: {header[:200]!r}")
@@ -425,10 +450,14 @@ def _instruction(line: str) -> Instruction:
     closing = _closing(line, opcode.end() - 1)
     inside = line[opcode.end() : closing - 1]
     plain = opcode[1] in ("constant", "parameter")
-    attributes = dict(_attribute(part) for part in split_text(line[closing:]) if part)
+    rest = line[closing:].removeprefix(", ")
+    attributes = dict(map(_attribute, split_text(rest)))
     if "device_ids" in attributes:  # the comma belongs to one value: mesh[..], device_ids=(..) {..}
         attributes["replica_groups"] += f", device_ids={attributes.pop('device_ids')}"
     op_name = _OP_NAME.search(attributes.get("metadata", ""))
+    called: dict[str, tuple[str, ...]] = {}
+    if "%" in rest:  # few instructions name a computation
+        called = {k: tuple(_CALLED.findall(v)) for k, v in attributes.items() if _names_computations(k, v)}
     return Instruction(
         name=start[2],
         opcode=opcode[1],
@@ -436,13 +465,15 @@ def _instruction(line: str) -> Instruction:
         operands=() if plain else _operands(inside),
         literal=inside if plain else "",
         attributes=attributes,
-        called={k: tuple(_CALLED.findall(v)) for k, v in attributes.items() if _names_computations(k, v)},
+        called=called,
         op_name=_unquoted(op_name[1]) if op_name else "",
     )
 
 
 def _closing(text: str, at: int) -> int:
     """Return the index just past the parenthesis that closes the one at `at`, skipping strings."""
+    if closed := _CLOSED.match(text, at):
+        return closed.end()
     for token, depth in _tokens(text, at):
         if not depth:
             return token.end()
@@ -465,8 +496,10 @@ def _names_computations(key: str, value: str) -> bool:
 
 
 def _operands(text: str) -> tuple[Operand, ...]:
+    if _NAMES.match(text):
+        return tuple([Operand(name=name) for name in text[1:].split(", %")])
     operands: list[Operand] = []
-    for part in filter(None, split_text(COMMENT.sub("", text))):
+    for part in split_text(COMMENT.sub("", text) if "/*" in text else text):
         match = _OPERAND.match(part)
         if not match:
             raise ValueError(f"operand {part!r}")

@@ -236,13 +236,14 @@ class Dataflow:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._home = {i.name: (computation, i) for computation, i in program.instructions()}
-        self._callers = {  # by the name of a called computation: the caller, and the computation around it
-            name: (computation, i)
-            for computation, i in program.instructions()
-            if i.opcode in (*_ENTERED, "while")
-            for name in i.all_called
-        }
+        self._home: dict[str, tuple[Computation, Instruction]] = {}
+        # By the name of a called computation: the caller, and the computation around it.
+        self._callers: dict[str, tuple[Computation, Instruction]] = {}
+        for place in program.instructions():
+            instruction = place[1]
+            self._home[instruction.name] = place
+            if instruction.called and instruction.opcode in (*_ENTERED, "while"):
+                self._callers.update(dict.fromkeys(instruction.all_called, place))
 
     def place_of(self, name: str) -> tuple[Computation, Instruction] | None:
         """Return an instruction and the computation that contains it; None for an unknown name."""

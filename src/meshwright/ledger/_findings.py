@@ -65,7 +65,8 @@ def findings_of(
     messages = [
         (execution, message)
         for execution in executions
-        if (message := message_of(execution.computation, execution.instruction, compiled.mesh_axes))
+        if execution.instruction.collective
+        and (message := message_of(execution.computation, execution.instruction, compiled.mesh_axes))
     ]
     small_bytes = SMALL_SHARE * (memory.usable_bytes or memory.reserved_bytes)
     sent_bytes = sum(c.wire_bytes for c in traffic)

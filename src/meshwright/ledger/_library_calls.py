@@ -6,6 +6,7 @@ textbook formula of its routine (`hlo/_textbook.py`), with the vectors that the 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 
@@ -60,7 +61,12 @@ def library_work(computation: Computation, instruction: Instruction) -> tuple[st
 
 def _routine(instruction: Instruction) -> str | None:
     """Return LAPACK's name of what an instruction computes, if `ROUTINES` has it."""
-    name = instruction.custom_call_target if instruction.opcode == "custom-call" else instruction.opcode
+    is_call = instruction.opcode == "custom-call"
+    return _routine_of(instruction.custom_call_target if is_call else instruction.opcode)
+
+
+@functools.lru_cache(maxsize=1000)
+def _routine_of(name: str) -> str | None:
     if own := _OWN_NAMES.get(name):
         return own
     found = _TARGET.match(name)

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiler import Argument, Compiled
@@ -38,6 +39,7 @@ from meshwright.hlo import (
 )
 from meshwright.units import format_bytes
 
+from ._allowance import PARAMETERS, allowance, host_needs, usable_bytes
 from ._records import Buffer, MemoryLedger, Timeline
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+)(.*):$")
@@ -150,7 +152,6 @@ def _range(value: LiveValue, ranges: _Ranges) -> LiveRange:
     return ranges[value.name, value.index]
 
 
-PARAMETERS = ("parameters", "frozen_parameters")
 FLOATING = ("f64", "f32", "f16", "bf16")
 _SCOPE = re.compile(r"[/(](loss|pad_vocabulary|unpad_vocabulary)[)/]")
 _BY_SCOPE = {
@@ -349,73 +350,6 @@ def _parameter_shapes(
     return shapes - {()}
 
 
-GIBIBYTE, MEBIBYTE = 2**30, 2**20
-
-
-def usable_bytes(fleet: Fleet) -> int | None:
-    """Return the bytes that the chip's runtime allows a process; None for a simulated CPU or if unknown."""
-    return None if fleet.chip.platform == "cpu" else fleet.chip.memory_bytes
-
-
-def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """Return the bytes of one device that no compiler counts, item by item, as prior estimates.
-
-    * CUDA context and loaded kernels: 0.8 GiB (0.47 to 0.92 observed; Stas Bekman's ML Engineering,
-      PyTorch's CUDA notes). On an H100 the context took 0.54 GiB and the kernels of a Llama 1B in fp8 another
-      0.10 (docs/measured.md). With less left, kernels do not load, and the run ends.
-    * cuBLAS workspace: 32 MiB from Hopper on, 8.125 MiB before (PyTorch, ATen/cuda/CublasHandlePool.cpp).
-    * NCCL, one communicator for every mesh axis of more than one device: 392 MB inside a fast domain
-      (342 to 392 MB measured for 2 to 8 GPUs on NVLink, NVIDIA aiconfigurator), and 512 MiB of shared
-      network buffer once where an axis leaves the domain (nccl#2363).
-
-    Not counted: cuDNN's handles, for which no figure was found; fragmentation of the runtime's allocator.
-    TPU: empty, because the memory that the runtime reports already excludes its own share. CPU: empty,
-    because a simulated device has no memory of its own. Others: empty, because nothing is known.
-    """
-    chip = fleet.chip
-    if chip.platform != "cuda":
-        return {}
-    hopper = chip.target is not None and chip.target.compute_capability >= (9, 0)
-    items = {
-        "CUDA context and kernels": int(0.8 * GIBIBYTE),
-        "cuBLAS workspace": 32 * MEBIBYTE if hopper else int(8.125 * MEBIBYTE),
-    }
-    stride = 1
-    crosses = False
-    for name, size in reversed(mesh_axes):
-        if size > 1:
-            items[f"NCCL communicator of {name}"] = 392_000_000
-            crosses |= stride * size > fleet.chips_per_domain
-        stride *= size
-    if crosses:
-        items["NCCL network buffer"] = 512 * MEBIBYTE
-    return items
-
-
-STATE = (*PARAMETERS, "optimizer_state", "model_state", "keys", "step")
-BATCHES_AHEAD = 2  # one in use on the devices, and one being made
-
-
-def host_needs(fleet: Fleet, arguments: tuple[Argument, ...]) -> dict[str, int]:
-    """Return the bytes of one host's memory that a run needs in addition to its program, item by item.
-
-    * A checkpoint: a copy of the state that the host's devices hold, while it is written. Where devices hold
-      the same replica, one copy would be enough, so this is an upper bound.
-    * Batches: two for the host's devices, one in use and one being made.
-
-    Not counted: the interpreter and its libraries (about 1 GB), the page cache of token files. The result is
-    empty if no argument is known to be a parameter, and without batches if none is known to be one: a foreign
-    program may name its arguments as it likes.
-    """
-    devices = min(fleet.chips_per_host, fleet.num_devices)
-    state = sum(a.device_bytes for a in arguments if a.role in STATE and not a.host)
-    batch = sum(a.device_bytes for a in arguments if a.role == "batch")
-    if not any(a.role == "parameters" for a in arguments):
-        return {}
-    needs = {"a checkpoint's copy of the state": devices * state}
-    return needs | ({"batches": BATCHES_AHEAD * devices * batch} if batch else {})
-
-
 HOST_COLORS = {"cuda": 5, "tpu": 4}
 VECTOR_MEMORY = 1  # the color of a TPU's VMEM, on the chip: XLA prints S(1) in shapes placed there
 NUM_INSTANTS = 200
@@ -497,17 +431,15 @@ def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
 
     Values may share bytes (a loop's state and its body's parameter); shared bytes count once.
     """
-    totals: Counter[int] = Counter()
     instants = sorted({_range(v, ranges).first for a in temporaries for v in a.values})
+    changes = [0] * len(instants)
     for allocation in temporaries:
-        waiting = sorted(allocation.values, key=lambda v: -_range(v, ranges).first)
-        alive: list[LiveValue] = []
-        for instant in instants:
-            while waiting and _range(waiting[-1], ranges).first <= instant:
-                alive.append(waiting.pop())
-            alive = _alive(alive, ranges, instant)
-            totals[instant] += sum(num_bytes for _, num_bytes in _pieces(alive))
-    return totals
+        before = 0
+        for place, alive in _alive_through(allocation, ranges, instants):
+            now = _covered_bytes(alive)
+            changes[place] += now - before
+            before = now
+    return Counter(dict(zip(instants, itertools.accumulate(changes), strict=True)))
 
 
 def _with_constants(
@@ -522,14 +454,37 @@ def _with_constants(
     return {**{(value.name, value.index): whole for value in constants}, **ranges}
 
 
-def _alive(values: Iterable[LiveValue], ranges: _Ranges, instant: int) -> list[LiveValue]:
-    """Return the values alive at `instant` by offset, without tables of pointers."""
-    alive: list[LiveValue] = []
-    for value in values:
+def _alive_through(
+    allocation: Allocation, ranges: _Ranges, instants: Sequence[int]
+) -> Iterator[tuple[int, list[LiveValue]]]:
+    """Yield each place in `instants` at which other values of an allocation live than before, with these.
+
+    The values are sorted by offset, without tables of pointers.
+
+    Args:
+        instants: in rising order.
+    """
+    placed: list[tuple[LiveValue, int, int]] = []  # each value, and its first place and that after its last
+    for value in allocation.values:
         when = _range(value, ranges)
-        if when.first <= instant <= when.last and not value.is_tuple_table:
-            alive.append(value)
-    return sorted(alive, key=lambda v: (v.offset_bytes, -v.num_bytes))
+        begin, end = bisect_left(instants, when.first), bisect_right(instants, when.last)
+        if begin < end and not value.is_tuple_table:
+            placed.append((value, begin, end))
+    placed.sort(key=lambda each: (each[0].offset_bytes, -each[0].num_bytes))
+    born: dict[int, list[int]] = {}  # the numbers in `placed` of the values that begin to live at a place
+    gone: dict[int, list[int]] = {}
+    for number, (_, begin, end) in enumerate(placed):
+        born.setdefault(begin, []).append(number)
+        gone.setdefault(end, []).append(number)
+    alive: list[int] = []
+    for place in sorted({*born, *gone}):
+        if place == len(instants):
+            return
+        for number in gone.get(place, ()):
+            del alive[bisect_left(alive, number)]
+        for number in born.get(place, ()):
+            insort(alive, number)
+        yield place, [placed[number][0] for number in alive]
 
 
 def _pieces(alive: list[LiveValue]) -> Iterator[tuple[LiveValue, int]]:
@@ -540,6 +495,18 @@ def _pieces(alive: list[LiveValue]) -> Iterator[tuple[LiveValue, int]]:
         if stop > end:
             yield value, stop - max(end, value.offset_bytes)
             end = stop
+
+
+def _covered_bytes(alive: list[LiveValue]) -> int:
+    """Return the sum of the bytes that `_pieces` yields: of a long step this is summed 10,000 times."""
+    covered = end = 0
+    for value in alive:
+        start = value.offset_bytes
+        stop = start + value.num_bytes
+        if stop > end:
+            covered += stop - (end if end > start else start)
+            end = stop
+    return covered
 
 
 class _Filing:
@@ -569,10 +536,11 @@ class _Filing:
         buffers: list[Buffer] = []
         for allocation in self._held:
             left = allocation.num_bytes
-            for value, num_bytes, owner in self._filed(allocation, instant):
-                totals[owner.category] += num_bytes
-                buffers.append(self._buffer(value, num_bytes, owner))
-                left -= num_bytes
+            for _, filed in self._filed(allocation, (instant,)):
+                for value, num_bytes, owner in filed:
+                    totals[owner.category] += num_bytes
+                    buffers.append(self._buffer(value, num_bytes, owner))
+                    left -= num_bytes
             totals[_IDLE[allocation.kind]] += left
         buffers.sort(key=lambda b: (-b.num_bytes, b.name))
         return {name: size for name, size in totals.most_common() if size}, tuple(buffers)
@@ -582,19 +550,23 @@ class _Filing:
         every = sorted(live_bytes)
         stride = max(1, -(-len(every) // NUM_INSTANTS))
         chosen = sorted({*every[::stride], peak}) if every else []
-        rows: list[Counter[str]] = []
-        for instant in chosen:
-            totals: Counter[str] = Counter()
-            for allocation in self._held:
-                for _, num_bytes, owner in self._filed(allocation, instant):
-                    totals[owner.category] += num_bytes
-            rows.append(totals)
-        names = sorted({name for row in rows for name in row}, key=lambda n: -max(row[n] for row in rows))
+        changes: dict[str, list[int]] = {}
+        for allocation in self._held:
+            before: Counter[str] = Counter()
+            for place, filed in self._filed(allocation, chosen):
+                now: Counter[str] = Counter()
+                for _, num_bytes, owner in filed:
+                    now[owner.category] += num_bytes
+                for name in dict.fromkeys((*before, *now)):
+                    changes.setdefault(name, [0] * len(chosen))[place] += now[name] - before[name]
+                before = now
+        rows = {name: tuple(itertools.accumulate(made)) for name, made in changes.items()}
+        names = sorted(rows, key=lambda name: (-max(rows[name]), name))
         return Timeline(
             instants=tuple(chosen),
             last_instant=self._last_instant,
             peak_instant=peak,
-            by_category={name: tuple(row[name] for row in rows) for name in names},
+            by_category={name: rows[name] for name in names},
         )
 
     def bytes_by_moment(self) -> dict[str, int]:
@@ -607,9 +579,12 @@ class _Filing:
                     by_moment[self._arguments[path].moment or "other"] += allocation.num_bytes
         return dict(by_moment.most_common())
 
-    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[LiveValue, int, Owner]]:
-        for value, num_bytes in _pieces(_alive(allocation.values, self._ranges, instant)):
-            yield value, num_bytes, self._owner(value, allocation)
+    def _filed(
+        self, allocation: Allocation, instants: Sequence[int]
+    ) -> Iterator[tuple[int, list[tuple[LiveValue, int, Owner]]]]:
+        """Yield what `_alive_through` does, as pieces with their owners."""
+        for place, alive in _alive_through(allocation, self._ranges, instants):
+            yield place, [(value, size, self._owner(value, allocation)) for value, size in _pieces(alive)]
 
     def _owner(self, value: LiveValue, allocation: Allocation) -> Owner:
         """Return a value's owner, or its category by what the allocation shows."""

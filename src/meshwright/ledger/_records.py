@@ -107,11 +107,11 @@ class MemoryLedger:
     `peak_bytes`: the most that lives at one instant.
     `buffers`: the values alive at the peak, largest first.
     `allowance`: what no compiler counts (context, libraries, NCCL), item by item; its sources are in the
-    docstring of `_memory.allowance`.
+    docstring of `_allowance.allowance`.
     `usable_bytes`: what the chip's runtime allows a process. Fits: reserved + allowance <= usable.
     `host_bytes`: the program's bytes in host memory.
     `host_needs`: what a host of the fleet needs in addition to the program, item by item: see
-    `_memory.host_needs`.
+    `_allowance.host_needs`.
     `on_chip_bytes`: on a TPU, allocations in the chip's own vector memory; in none of the other figures.
     `notes`: how the compiler's own figures differ.
     `basis`: what the bytes are of, where they are not of the program that runs; "" where they are.

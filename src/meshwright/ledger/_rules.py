@@ -99,6 +99,11 @@ def register_call(target: str, rule: Callable[[CustomCall], MultiplyAdds]) -> No
     _REGISTERED[target] = rule
 
 
+def registered_targets() -> tuple[str, ...]:
+    """Return the targets that have a rule of the user's."""
+    return tuple(_REGISTERED)
+
+
 FORMATS = {
     "f64": "fp64", "f32": "fp32", "f16": "fp16", "f8e4m3fn": "fp8-e4m3", "f8e4m3": "fp8-e4m3",
     "f8e4m3fnuz": "fp8-e4m3", "f8e5m2": "fp8-e5m2", "f8e5m2fnuz": "fp8-e5m2", "f4e2m1fn": "fp4",

@@ -95,8 +95,7 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
     """Return whether something is computed between the start of a collective and its `-done`."""
     if not start.opcode.endswith("-start") or start.is_synchronous:
         return False
-    names = [instruction.name for instruction in computation.instructions]
-    begin, end = names.index(start.name), names.index(computation.done_of(start).name)
+    begin, end = computation.places[start.name], computation.places[computation.done_of(start).name]
     between = computation.instructions[begin + 1 : end]
     return any(i.opcode not in _IDLE and not i.collective for i in between)
 
@@ -120,6 +119,8 @@ def traffic_of(
             shapes = ", ".join(map(str, instruction.arrays))
             place = instruction.op_name or "an unnamed operation"
             unpriced[f"{instruction.opcode} of {shapes}, from {place}"] += times
+        if not instruction.collective:
+            continue
         message = message_of(computation, instruction, mesh_axes)
         channel = instruction.attributes.get("channel_id", "")
         if message is None or channel in seen:

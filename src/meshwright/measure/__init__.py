@@ -6,36 +6,43 @@ functions; `_probe`, which runs in a separate process, imports jax directly.
 Imported by: `training`, `results`, `tools`, `api`, and users as `mw.footprint` etc.
 """
 
-from ._arrays import ArrayFootprint as ArrayFootprint
-from ._arrays import Storage as Storage
-from ._calibration import calibration_of_chip as calibration_of_chip
-from ._calibration import calibration_of_this_machine as calibration_of_this_machine
-from ._calibration import cautions as cautions
-from ._calibration import describe_host as describe_host
-from ._calibration import doubt_calibration as doubt_calibration
-from ._calibration import probe as probe
-from ._footprint import Footprint as Footprint
-from ._footprint import footprint as footprint
-from ._measured_runs import calibration_for as calibration_for
-from ._measured_runs import forget_measured_runs as forget_measured_runs
-from ._measured_runs import keep_measured_run as keep_measured_run
-from ._measured_runs import measured_runs_for as measured_runs_for
-from ._measured_runs import measured_runs_path as measured_runs_path
-from ._memory import DeviceMemory as DeviceMemory
-from ._memory import Live as Live
-from ._memory import LiveArray as LiveArray
-from ._memory import Memory as Memory
-from ._memory import ResidentGrowth as ResidentGrowth
-from ._memory import bytes_on as bytes_on
-from ._memory import live as live
-from ._memory import memory as memory
-from ._timing import MatmulMFU as MatmulMFU
-from ._timing import StepClock as StepClock
-from ._timing import Timing as Timing
-from ._timing import clock as clock
-from ._timing import matmul_mfu as matmul_mfu
-from ._traces import TracedStep as TracedStep
-from ._traces import is_xplane as is_xplane
-from ._traces import kineto_step as kineto_step
-from ._traces import traced_step as traced_step
-from ._traces import xplane_events as xplane_events
+from typing import TYPE_CHECKING
+
+from ..lazy import names_on_first_use
+
+if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._arrays import ArrayFootprint as ArrayFootprint
+    from ._arrays import Storage as Storage
+    from ._calibration import calibration_of_chip as calibration_of_chip
+    from ._calibration import calibration_of_this_machine as calibration_of_this_machine
+    from ._calibration import cautions as cautions
+    from ._calibration import describe_host as describe_host
+    from ._calibration import doubt_calibration as doubt_calibration
+    from ._calibration import probe as probe
+    from ._footprint import Footprint as Footprint
+    from ._footprint import footprint as footprint
+    from ._measured_runs import calibration_for as calibration_for
+    from ._measured_runs import forget_measured_runs as forget_measured_runs
+    from ._measured_runs import keep_measured_run as keep_measured_run
+    from ._measured_runs import measured_runs_for as measured_runs_for
+    from ._measured_runs import measured_runs_path as measured_runs_path
+    from ._memory import DeviceMemory as DeviceMemory
+    from ._memory import Live as Live
+    from ._memory import LiveArray as LiveArray
+    from ._memory import Memory as Memory
+    from ._memory import ResidentGrowth as ResidentGrowth
+    from ._memory import bytes_on as bytes_on
+    from ._memory import live as live
+    from ._memory import memory as memory
+    from ._timing import MatmulMFU as MatmulMFU
+    from ._timing import StepClock as StepClock
+    from ._timing import Timing as Timing
+    from ._timing import clock as clock
+    from ._timing import matmul_mfu as matmul_mfu
+    from ._traces import TracedStep as TracedStep
+    from ._traces import is_xplane as is_xplane
+    from ._traces import kineto_step as kineto_step
+    from ._traces import traced_step as traced_step
+    from ._traces import xplane_events as xplane_events
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -5,36 +5,43 @@ jax, no clock. Used by: `reconciliation`, `report`, `api`, `results`. Coefficien
 benchmarks/fit_rates.py, and runs.toml.
 """
 
-from ._busy import NUM_SPANS as NUM_SPANS
-from ._busy import Busy as Busy
-from ._busy import busy_of as busy_of
-from ._eager import MAIN as MAIN
-from ._eager import Mark as Mark
-from ._eager import Queue as Queue
-from ._eager import unaligned_share as unaligned_share
-from ._factors import RECOMPUTED as RECOMPUTED
-from ._factors import Factor as Factor
-from ._factors import class_of as class_of
-from ._formulas import attention_seconds as attention_seconds
-from ._formulas import collective_seconds as collective_seconds
-from ._formulas import gemm_seconds as gemm_seconds
-from ._predict import classes_of_instructions as classes_of_instructions
-from ._predict import predict as predict
-from ._predict import predicted_busy as predicted_busy
-from ._predict import predicted_trace as predicted_trace
-from ._predict import prediction_of as prediction_of
-from ._rates import Machine as Machine
-from ._rates import launched_one_by_one as launched_one_by_one
-from ._rates import machine_of as machine_of
-from ._rates import rates_digest as rates_digest
-from ._records import Help as Help
-from ._records import Interval as Interval
-from ._records import Prediction as Prediction
-from ._records import RunTotal as RunTotal
-from ._records import Slice as Slice
-from ._records import checked_price as checked_price
-from ._records import run_total as run_total
-from ._records import steps_for as steps_for
-from ._records import whole_run as whole_run
-from ._walk import TRACKS as TRACKS
-from ._walk import Walked as Walked
+from typing import TYPE_CHECKING
+
+from ..lazy import names_on_first_use
+
+if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._busy import NUM_SPANS as NUM_SPANS
+    from ._busy import busy_of as busy_of
+    from ._eager import MAIN as MAIN
+    from ._eager import Mark as Mark
+    from ._eager import Queue as Queue
+    from ._eager import unaligned_share as unaligned_share
+    from ._factors import RECOMPUTED as RECOMPUTED
+    from ._factors import Factor as Factor
+    from ._factors import class_of as class_of
+    from ._formulas import attention_seconds as attention_seconds
+    from ._formulas import collective_seconds as collective_seconds
+    from ._formulas import gemm_seconds as gemm_seconds
+    from ._predict import classes_of_instructions as classes_of_instructions
+    from ._predict import predict as predict
+    from ._predict import predicted_busy as predicted_busy
+    from ._predict import predicted_trace as predicted_trace
+    from ._predict import prediction_of as prediction_of
+    from ._rates import Machine as Machine
+    from ._rates import launched_one_by_one as launched_one_by_one
+    from ._rates import machine_of as machine_of
+    from ._rates import rates_digest as rates_digest
+    from ._records import Busy as Busy
+    from ._records import Help as Help
+    from ._records import Interval as Interval
+    from ._records import Prediction as Prediction
+    from ._records import RunTotal as RunTotal
+    from ._records import Slice as Slice
+    from ._records import checked_price as checked_price
+    from ._records import run_total as run_total
+    from ._records import steps_for as steps_for
+    from ._records import whole_run as whole_run
+    from ._walk import TRACKS as TRACKS
+    from ._walk import Walked as Walked
+
+__getattr__, __dir__ = names_on_first_use(__name__)

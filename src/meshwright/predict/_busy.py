@@ -11,23 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ._records import Busy
 from ._walk import Event
 
 NUM_SPANS = 240  # of a picture
 FEW_SPANS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
-    """Hold how busy each stream of one device is in equal spans of a step of `seconds`.
-
-    `shares`: by stream (compute | wait | inside | between) and class of work, the share of every span that
-    the class takes. Those of `wait` are the exposed parts of collectives. What `compute` and `wait` leave of
-    a span is gaps between kernels.
-    """
-
-    seconds: float
-    shares: dict[str, dict[str, tuple[float, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.formats import FORMATS
 from meshwright.hardware import Calibration, Fleet, MeasuredRuns
-from meshwright.hlo import Computation, Executions, Instruction, ProgramPhases
+from meshwright.hlo import Computation, Executions, Instruction
 from meshwright.ledger import Ledger, MemoryLedger
 from meshwright.units import format_bytes, format_seconds
 
@@ -35,7 +35,7 @@ from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, wi
 from ._records import Help, Interval, Prediction, Slice
 from ._sources import words_of
 from ._tables import provenance, runs
-from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
+from ._walk import AS_IT_IS, LAUNCH, Prices, Schedule, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
 FP8 = "fp8"
@@ -289,9 +289,11 @@ def predict(
             program that the CPU's compiler made in place of the target's.
         ValueError: the program has replica groups of an unknown form.
     """
-    prices: Prices = {}
-    machine, walked = _walked(executions, compiled, fleet, calibration, measured, attention_kernel, prices)
-    peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
+    _check_source(compiled, fleet)
+    machine = machine_of(fleet, calibration, attention_kernel, measured)
+    walks = _Walks(machine=machine, schedule=Schedule(executions, compiled.mesh_axes), prices={})
+    walked = walks.walked()
+    peer_seconds = _peer_seconds(walks) if walked.transfers else None
     found = prediction_of(
         machine,
         walked,
@@ -302,7 +304,9 @@ def predict(
         cautions=(*cautions, *_wide_heads(machine, executions)),
         peer_seconds=peer_seconds,
     )
-    helps = what_helps(machine, executions, compiled, fleet, ledger.memory, walked, prices)
+    helps = what_helps(
+        machine, executions, compiled, fleet, ledger.memory, walked, walks.prices, walks.schedule
+    )
     return replace(found, what_helps=helps)
 
 
@@ -385,7 +389,7 @@ def predicted_trace(
         InputError: as `predict`.
         ValueError: as `predict`.
     """
-    _, walked = _walked(executions, compiled, fleet, calibration, measured)
+    walked = _walked(executions, compiled, fleet, calibration, measured)
     return trace_of(walked.events, f"{compiled.name} on {fleet.name}")
 
 
@@ -398,7 +402,7 @@ def classes_of_instructions(
         InputError: as `predict`.
         ValueError: as `predict`.
     """
-    _, walked = _walked(executions, compiled, fleet, calibration, None)
+    walked = _walked(executions, compiled, fleet, calibration, None)
     return {event.operation: class_of(event.name) for event in walked.events if event.operation}
 
 
@@ -417,7 +421,7 @@ def predicted_busy(
         InputError: as `predict`.
         ValueError: as `predict`.
     """
-    _, walked = _walked(executions, compiled, fleet, calibration, measured)
+    walked = _walked(executions, compiled, fleet, calibration, measured)
     return busy_of(walked.events, walked.seconds, num_spans)
 
 
@@ -427,25 +431,48 @@ def _walked(
     fleet: Fleet,
     calibration: Calibration | None,
     measured: MeasuredRuns | None,
-    attention_kernel: str = CUDNN,
-    prices: Prices | None = None,
-) -> tuple[Machine, Walked]:
+) -> Walked:
+    _check_source(compiled, fleet)
+    return walk(machine_of(fleet, calibration, measured=measured), executions, compiled.mesh_axes)
+
+
+def _check_source(compiled: Compiled, fleet: Fleet) -> None:
     if compiled.source == "simulated on CPU":
         raise InputError(
             f"no time is predicted for {fleet.name} from a program simulated on CPU: that compiler widens "
             "bf16 matmuls to fp32, overlaps no communication and fuses otherwise",
             hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
         )
-    machine = machine_of(fleet, calibration, attention_kernel, measured)
-    return machine, walk(machine, executions, compiled.mesh_axes, prices=prices)
 
 
-def _peer_seconds(machine: Machine, executions: Executions, compiled: Compiled) -> float | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walks:
+    """Walks over one program with one difference each. `prices`: of its kernels on this machine."""
+
+    machine: Machine
+    schedule: Schedule
+    prices: Prices
+
+    def walked(self, variation: Variation = AS_IT_IS) -> Walked:
+        """Return the walk with a variation; prices of kernels stay the same."""
+        return self._walk(self.machine, variation, self.prices)
+
+    def seconds_on(self, machine: Machine, prices: Prices | None = None) -> float:
+        """Return the seconds on another machine."""
+        return self._walk(machine, AS_IT_IS, prices).seconds
+
+    def _walk(self, machine: Machine, variation: Variation, prices: Prices | None) -> Walked:
+        its = self.schedule
+        return walk(machine, its.executions, its.mesh_axes, variation, prices, schedule=its, draws=False)
+
+
+def _peer_seconds(walks: _Walks) -> float | None:
     """Return the seconds of a step as if devices had peer-to-peer transfers; None if they need none."""
+    machine = walks.machine
     if not machine.through_host:
         return None
     rates = replace(machine.rates, collectives=peer_collectives())
-    return walk(replace(machine, rates=rates), executions, compiled.mesh_axes).seconds
+    return walks.seconds_on(replace(machine, rates=rates))
 
 
 def _peak(machine: Machine, walked: Walked) -> float:
@@ -487,23 +514,18 @@ def _slices(walked: Walked) -> tuple[Slice, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """Repeated walks over one program."""
+    """Repeated walks over one program. `walked`: as it is."""
 
-    machine: Machine
-    executions: Executions
-    compiled: Compiled
+    walks: _Walks
     walked: Walked
-    prices: Prices
 
     def saving(self, variation: Variation) -> float:
-        """Return the seconds that a variation saves; prices of kernels stay the same."""
-        again = walk(self.machine, self.executions, self.compiled.mesh_axes, variation, self.prices)
-        return self.walked.seconds - again.seconds
+        """Return the seconds that a variation saves."""
+        return self.walked.seconds - self.walks.walked(variation).seconds
 
     def saving_on(self, machine: Machine, prices: Prices | None = None) -> float:
         """Return the seconds that another machine saves."""
-        again = walk(machine, self.executions, self.compiled.mesh_axes, prices=prices)
-        return self.walked.seconds - again.seconds
+        return self.walked.seconds - self.walks.seconds_on(machine, prices)
 
 
 def what_helps(
@@ -514,13 +536,17 @@ def what_helps(
     memory: MemoryLedger,
     walked: Walked,
     prices: Prices,
+    schedule: Schedule | None = None,
 ) -> tuple[Help, ...]:
     """Return the changes, then the bounds, the largest saving of each first.
 
     Args:
         walked, prices: the walk over the program as it is, and the prices of its kernels.
+        schedule: that of the executions, if the caller has walked it.
     """
-    again = _Again(machine=machine, executions=executions, compiled=compiled, walked=walked, prices=prices)
+    schedule = Schedule(executions, compiled.mesh_axes) if schedule is None else schedule
+    walks = _Walks(machine=machine, schedule=schedule, prices=prices)
+    again = _Again(walks=walks, walked=walked)
     bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
     least = LEAST_SHARE * walked.seconds
     large = [help_ for help_ in bounds if help_.saving_seconds > least]
@@ -540,7 +566,7 @@ def _hidden(again: _Again) -> Iterator[Help]:
 
 def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     """Yield the fastest order of the layout's axes, if it is not the present one."""
-    axes = [(name, size) for name, size in again.compiled.mesh_axes if size > 1]
+    axes = [(name, size) for name, size in again.walks.schedule.mesh_axes if size > 1]
     if fleet.chips_per_domain >= fleet.num_devices:
         return  # with one domain, no order crosses a slower link
     sizes = tuple(size for _, size in axes)
@@ -566,15 +592,11 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
 
 def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     """Yield the bound without recomputation."""
-    phases = ProgramPhases(again.executions.program)
-    repeats: dict[tuple[str, str], bool] = {}
+    schedule = again.walks.schedule
 
     def skips(computation: Computation, instruction: Instruction) -> bool:
-        key = (computation.name, instruction.name)
-        if key not in repeats:
-            runs = instruction.opcode in ("while", "conditional", "call")  # bodies are checked on their own
-            repeats[key] = not runs and phases.of(computation, instruction) == "recompute"
-        return repeats[key]
+        runs = instruction.opcode in ("while", "conditional", "call")  # bodies are checked on their own
+        return not runs and schedule.phase(computation, instruction) == "recompute"
 
     if memory.fits is None or memory.usable_bytes is None:
         room = "how much memory is free is not known"
@@ -589,11 +611,13 @@ def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
 
 
 def _narrowed(again: _Again) -> Iterator[Help]:
-    if "bf16" not in again.machine.peak_flops_per_second:
+    if "bf16" not in again.walks.machine.peak_flops_per_second:
         return
+    narrow, wide = replace(again.walks.machine, narrow_products=True), again.walks.schedule.multiplies_in
+    prices = {key: price for key, price in again.walks.prices.items() if not wide(key, "fp32")}
     yield Help(
         what="products of float32 in bf16",
-        saving_seconds=again.saving_on(replace(again.machine, narrow_products=True)),
+        saving_seconds=again.saving_on(narrow, prices),
         certainty="bound: operands and results of half the bytes, casts not counted",
     )
 
@@ -601,6 +625,6 @@ def _narrowed(again: _Again) -> Iterator[Help]:
 def _without_gaps(again: _Again) -> Iterator[Help]:
     yield Help(
         what="no gaps between kernels",
-        saving_seconds=again.saving_on(replace(again.machine, launch_seconds=0.0), again.prices),
+        saving_seconds=again.saving_on(replace(again.walks.machine, launch_seconds=0.0), again.walks.prices),
         certainty="bound: fewer and larger kernels still have gaps",
     )

@@ -67,12 +67,12 @@ def _new_bytes(computation: Computation, update: Instruction) -> int:
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:
     """Return the bytes of `value` that its users in a fused computation read, at most its size."""
-    needed = 0
-    for user in computation.instructions:
+    needed, whole = 0, value.num_bytes
+    for user in dict.fromkeys(computation.users[value.name]):
         for number, operand in enumerate(user.operands):
-            if operand.name == value.name and needed < value.num_bytes:
-                needed += _read_by(program, computation, user, number, value.num_bytes)
-    return min(needed, value.num_bytes)
+            if operand.name == value.name and needed < whole:
+                needed += _read_by(program, computation, user, number, whole)
+    return min(needed, whole)
 
 
 def _read_by(program: Program, computation: Computation, user: Instruction, number: int, whole: int) -> int:
@@ -122,15 +122,45 @@ class KernelTime:
     is_recomputed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelWork:
+    """What one run of an instruction on the compute stream does, whatever machine it runs on.
+
+    `crossing_bytes`: those of a copy between host memory and device memory. `products`: each instruction
+    inside that multiplies and adds, with its computation and its work.
+    """
+
+    num_bytes: int
+    crossing_bytes: int
+    products: tuple[tuple[Computation, Instruction, MultiplyAdds], ...]
+
+
+def kernel_work(program: Program, computation: Computation, instruction: Instruction) -> KernelWork:
+    """Return the work of one instruction that is neither a collective, nor a loop, nor free."""
+    return KernelWork(
+        num_bytes=bytes_of(program, computation, instruction),
+        crossing_bytes=_host_transfer_bytes(computation, instruction),
+        products=tuple(_works(program, computation, instruction)),
+    )
+
+
 def kernel_of(
-    machine: Machine, program: Program, computation: Computation, instruction: Instruction
+    machine: Machine,
+    program: Program,
+    computation: Computation,
+    instruction: Instruction,
+    known: KernelWork | None = None,
 ) -> KernelTime:
-    """Price one instruction that is neither a collective, nor a loop, nor free."""
-    num_bytes = bytes_of(program, computation, instruction)
+    """Price one instruction that is neither a collective, nor a loop, nor free.
+
+    `known`: its `kernel_work`, if the caller has it already.
+    """
+    doing = kernel_work(program, computation, instruction) if known is None else known
+    num_bytes = doing.num_bytes
     seconds_by_kind: dict[str, float] = {}
     flops: Counter[str] = Counter()
     unpriced: list[str] = []
-    for inner, place, work in _works(program, computation, instruction):
+    for inner, place, work in doing.products:
         in_library = work.kind in (LINEAR_ALGEBRA, FOURIER)
         format_name = work.format if in_library else _running_format(machine, place, work.format)
         peak = machine.gemm_flops_per_second(format_name)
@@ -158,11 +188,10 @@ def kernel_of(
             moved = num_bytes / (1 + narrowed)
             seconds = float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=moved))
         seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
-    crossing_bytes = _host_transfer_bytes(computation, instruction)
     if seconds_by_kind:
         kind, seconds = max(seconds_by_kind, key=seconds_by_kind.__getitem__), sum(seconds_by_kind.values())
-    elif crossing_bytes and machine.host_bytes_per_second:
-        kind, seconds = "host-transfer", crossing_bytes / machine.host_bytes_per_second
+    elif doing.crossing_bytes and machine.host_bytes_per_second:
+        kind, seconds = "host-transfer", doing.crossing_bytes / machine.host_bytes_per_second
     else:
         per_second = machine.memory_bytes_per_second * machine.memory_efficiency
         passes = _passes(instruction) if machine.is_tpu else 1

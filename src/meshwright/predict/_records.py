@@ -103,6 +103,19 @@ class Prediction:
         return seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Hold how busy each stream of one device is in equal spans of a step of `seconds`.
+
+    `shares`: by stream (compute | wait | inside | between) and class of work, the share of every span that
+    the class takes. Those of `wait` are the exposed parts of collectives. What `compute` and `wait` leave of
+    a span is gaps between kernels.
+    """
+
+    seconds: float
+    shares: dict[str, dict[str, tuple[float, ...]]]
+
+
 SECONDS_PER_HOUR = 3600
 MOST_TOKENS = 10**18  # 10,000 times what the largest published runs have read
 MOST_STEPS = 10**18

@@ -23,9 +23,9 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, ProgramPhases, module_of
-from meshwright.ledger import message_of, split_channels
+from meshwright.ledger import Message, message_of, split_channels
 
-from ._prices import KernelTime, Order, Transfer, kernel_of, transfer_of
+from ._prices import KernelTime, KernelWork, Order, Transfer, kernel_of, kernel_work, transfer_of
 from ._rates import Machine
 
 LAUNCH = "launch"
@@ -79,7 +79,8 @@ class Walked:
     events: list[Event] = field(default_factory=list[Event])
 
 
-Prices = dict[tuple[str, str], KernelTime]
+Key = tuple[str, str]  # computation and instruction
+Prices = dict[Key, KernelTime]
 """The costs of kernels by computation and instruction: walks over one program on one machine share them."""
 
 
@@ -101,22 +102,117 @@ class Variation:
 AS_IT_IS = Variation()
 
 
+class Schedule:
+    """What all walks over one program have in common: its steps, and what each step exchanges and computes.
+
+    Args:
+        executions: the trip counts and the branches taken.
+        mesh_axes: of the program.
+    """
+
+    def __init__(self, executions: Executions, mesh_axes: Axes) -> None:
+        self.executions, self.program, self.mesh_axes = executions, executions.program, mesh_axes
+        self.num_devices = math.prod(size for _, size in mesh_axes)
+        self._split_channels = split_channels(self.program)
+        self._steps: dict[str, tuple[tuple[str, Instruction], ...]] = {}
+        self._messages: dict[Key, tuple[Message, ...]] = {}
+        self._work: dict[Key, KernelWork] = {}
+        self._phase: dict[Key, str] = {}
+
+    @cached_property
+    def _phases(self) -> ProgramPhases:
+        return ProgramPhases(self.program)
+
+    def phase(self, computation: Computation, instruction: Instruction) -> str:
+        """Return the training phase of an instruction."""
+        key = (computation.name, instruction.name)
+        if key not in self._phase:
+            self._phase[key] = self._phases.of(computation, instruction)
+        return self._phase[key]
+
+    def steps(self, computation: Computation) -> tuple[tuple[str, Instruction], ...]:
+        """Return the instructions that take time or wait, as they are scheduled, with what each does.
+
+        One of: await | loop | branch | exchange | call | kernel | carry (a kernel, while collectives run).
+        """
+        if computation.name not in self._steps:
+            timed = (i for i in computation.instructions if i.opcode not in FREE)
+            self._steps[computation.name] = tuple((self._kind(computation, i), i) for i in timed)
+        return self._steps[computation.name]
+
+    def _kind(self, computation: Computation, instruction: Instruction) -> str:
+        opcode = instruction.opcode
+        if opcode.endswith(("-done", "-update")):
+            return "await"
+        if opcode in ("while", "conditional"):
+            return "loop" if opcode == "while" else "branch"
+        wraps = opcode == "async-start"
+        if instruction.collective or (
+            wraps and any(i.collective for _, i in self.program.inside(instruction))
+        ):
+            return "exchange"
+        if opcode in ("call", "async-start"):
+            return "call"
+        return "carry" if opcode == "fusion" and self.carried(computation, instruction) else "kernel"
+
+    def messages(self, computation: Computation, instruction: Instruction) -> tuple[Message, ...]:
+        """Return the collective that an instruction is or starts, or those that it wraps."""
+        key = (computation.name, instruction.name)
+        if key not in self._messages:
+            if instruction.opcode == "async-start":
+                inside = self.program.inside(instruction)
+                found = tuple(message for home, inner in inside for message in self.messages(home, inner))
+            else:
+                message = message_of(computation, instruction, self.mesh_axes)
+                found = () if message is None else (message,)  # a group of one sends nothing
+            self._messages[key] = found
+        return self._messages[key]
+
+    def carried(self, computation: Computation, fusion: Instruction) -> list[tuple[str, tuple[Message, ...]]]:
+        """Return the collectives inside a fusion, each by its channel, or by its name if it has none."""
+        found: list[tuple[str, tuple[Message, ...]]] = []
+        for home, inner in self.program.inside(fusion):
+            if messages := self.messages(home, inner):
+                channel = inner.attributes.get("channel_id", "")
+                found.append((channel if channel in self._split_channels else inner.name, messages))
+        return found
+
+    def multiplies_in(self, key: Key, format_name: str) -> bool:
+        """Return whether a kernel has a product of operands in a format, or was not looked at before."""
+        known = self._work.get(key)
+        return known is None or any(work.format == format_name for _, _, work in known.products)
+
+    def work(self, computation: Computation, instruction: Instruction) -> KernelWork:
+        """Return what an instruction of the compute stream does."""
+        key = (computation.name, instruction.name)
+        if key not in self._work:
+            self._work[key] = kernel_work(self.program, computation, instruction)
+        return self._work[key]
+
+
 def walk(
     machine: Machine,
     executions: Executions,
     mesh_axes: Axes,
     variation: Variation = AS_IT_IS,
     prices: Prices | None = None,
+    *,
+    schedule: Schedule | None = None,
+    draws: bool = True,
 ) -> Walked:
     """Return the times of one step, with the difference that `variation` describes.
 
-    `executions` supplies the trip counts and the branches taken.
+    Args:
+        executions: the trip counts and the branches taken.
+        schedule: that of these executions and axes, if the caller walks it several times.
+        draws: whether to note the events, which take as long as the walk.
 
     Raises:
         ValueError: replica groups of an unknown form.
         InputError: a collective crosses a link without a known rate.
     """
-    walker = _Walker(machine, executions, mesh_axes, variation, {} if prices is None else prices)
+    shared = Schedule(executions, mesh_axes) if schedule is None else schedule
+    walker = _Walker(machine, shared, variation, {} if prices is None else prices, draws)
     return walker.computation(executions.program.entry)
 
 
@@ -124,68 +220,51 @@ class _Walker:
     """Walk each computation once, however often it is called."""
 
     def __init__(
-        self, machine: Machine, executions: Executions, mesh_axes: Axes, variation: Variation, prices: Prices
+        self, machine: Machine, schedule: Schedule, variation: Variation, prices: Prices, draws: bool
     ) -> None:
-        self.machine, self.variation = machine, variation
-        self.executions, self.program = executions, executions.program
-        self._prices, self._mesh_axes = prices, mesh_axes
-        self._split_channels = split_channels(self.program)
-        self._num_devices = math.prod(size for _, size in mesh_axes)
+        self.machine, self.variation, self.schedule, self.draws = machine, variation, schedule, draws
+        self._prices = prices
         self._known: dict[str, Walked] = {}
-        self._carried: dict[tuple[str, str], dict[str, Transfer]] = {}
+        self._transfers: dict[Message, Transfer | None] = {}
 
     def computation(self, computation: Computation) -> Walked:
         """Return the times of one run."""
         if computation.name not in self._known:
             stream = _Stream(self, computation)
-            for instruction in computation.instructions:
-                stream.run(instruction)
+            for kind, instruction in self.schedule.steps(computation):
+                stream.run(kind, instruction)
             self._known[computation.name] = stream.finish()
         return self._known[computation.name]
 
-    def is_collective(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is or starts a collective, or wraps one in an async computation."""
-        if instruction.opcode == "async-start":
-            return any(inner.collective for _, inner in self.program.inside(instruction))
-        return bool(instruction.collective)
+    def transfer(self, messages: Iterable[Message]) -> Transfer | None:
+        """Return the first of several collectives that takes time; None where none does."""
+        return next(filter(None, map(self._transfer, messages)), None)
 
-    def transfer(self, computation: Computation, instruction: Instruction) -> Transfer | None:
-        """Return the collective that an instruction is, starts or wraps; None where it takes no time."""
-        if instruction.opcode == "async-start":
-            transfers = (self.transfer(home, inner) for home, inner in self.program.inside(instruction))
-            return next(filter(None, transfers), None)
-        message = message_of(computation, instruction, self._mesh_axes)
-        if message is None:  # a group of one sends nothing
-            return None
-        transfer = transfer_of(self.machine, message, self._num_devices, self.variation.order)
-        factor = self.machine.factors.of(transfer.name) * self.variation.lengthened.get(transfer.name, 1.0)
-        transfer = replace(transfer, seconds=transfer.seconds * factor)
-        return None if transfer.axes == self.variation.hidden else transfer
+    def _transfer(self, message: Message) -> Transfer | None:
+        if message not in self._transfers:
+            found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order)
+            factor = self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            is_hidden = found.axes == self.variation.hidden
+            self._transfers[message] = None if is_hidden else replace(found, seconds=found.seconds * factor)
+        return self._transfers[message]
 
-    def carried(self, computation: Computation, instruction: Instruction) -> Mapping[str, Transfer]:
+    def carried(self, computation: Computation, fusion: Instruction) -> Mapping[str, Transfer]:
         """Return the collectives inside a fusion of `computation`, by channel."""
-        key = (computation.name, instruction.name)
-        if key not in self._carried:
-            carried = self._carried[key] = {}
-            for home, inner in self.program.inside(instruction) if instruction.opcode == "fusion" else ():
-                if transfer := self.transfer(home, inner):
-                    channel = inner.attributes.get("channel_id", "")
-                    carried[channel if channel in self._split_channels else inner.name] = transfer
-        return self._carried[key]
+        found = (
+            (channel, self.transfer(each)) for channel, each in self.schedule.carried(computation, fusion)
+        )
+        return {channel: transfer for channel, transfer in found if transfer is not None}
 
     def kernel(self, computation: Computation, instruction: Instruction) -> KernelTime:
         """Return the price of an instruction of the compute stream, computed once."""
         key = (computation.name, instruction.name)
         if key not in self._prices:
-            kernel = kernel_of(self.machine, self.program, computation, instruction)
-            is_again = self._phases.of(computation, instruction) == "recompute"
+            known = self.schedule.work(computation, instruction)
+            kernel = kernel_of(self.machine, self.schedule.program, computation, instruction, known)
+            is_again = self.schedule.phase(computation, instruction) == "recompute"
             factor = self.machine.factors.of(kernel.kind, is_recomputed=is_again)
             self._prices[key] = replace(kernel, seconds=kernel.seconds * factor, is_recomputed=is_again)
         return self._prices[key]
-
-    @cached_property
-    def _phases(self) -> ProgramPhases:
-        return ProgramPhases(self.program)
 
 
 class _Stream:
@@ -201,29 +280,31 @@ class _Stream:
         self._carried_until: dict[str, float] = {}
         self._walked = Walked()
 
-    def run(self, instruction: Instruction) -> None:
-        """Advance the clocks by one scheduled instruction."""
-        opcode, walker = instruction.opcode, self._walker
-        skips = walker.variation.skips
-        if opcode in FREE or (skips and skips(self._computation, instruction)):
+    def run(self, kind: str, instruction: Instruction) -> None:
+        """Advance the clocks by one step of the schedule."""
+        walker, home = self._walker, self._computation
+        if (skips := walker.variation.skips) and skips(home, instruction):
             return
-        if opcode.endswith(("-done", "-update")):
-            self._await(instruction)
-        elif opcode == "while":
-            self._loop(instruction)
-        elif opcode == "conditional":
-            chosen = walker.executions.branches(instruction)[walker.executions.branch(instruction)]
-            self._add(walker.computation(chosen))
-        elif walker.is_collective(instruction):
-            if transfer := walker.transfer(self._computation, instruction):
-                self._transfer(instruction, transfer)
-        elif opcode in ("call", "async-start"):
-            for called in walker.program.called_by(instruction):
-                self._add(walker.computation(called))
-        elif carried := walker.carried(self._computation, instruction):
-            self._carry(instruction, carried)
-        else:
-            self._kernel(instruction)
+        match kind:
+            case "kernel":
+                self._kernel(instruction)
+            case "await":
+                self._await(instruction)
+            case "exchange":
+                if transfer := walker.transfer(walker.schedule.messages(home, instruction)):
+                    self._transfer(instruction, transfer)
+            case "carry":
+                self._carry(instruction, walker.carried(home, instruction))
+            case "loop":
+                self._loop(instruction)
+            case "branch":
+                executions = walker.schedule.executions
+                self._add(
+                    walker.computation(executions.branches(instruction)[executions.branch(instruction)])
+                )
+            case _:
+                for called in walker.schedule.program.called_by(instruction):
+                    self._add(walker.computation(called))
 
     def finish(self) -> Walked:
         """Wait for the transfers that no instruction here awaits, and return the times."""
@@ -248,7 +329,8 @@ class _Stream:
         ending: list[tuple[str, float]] = []
         for channel, transfer in carried.items():
             if channel not in self._carriers:
-                fusions = self._computation.instructions
+                steps = self._walker.schedule.steps(self._computation)
+                fusions = [fusion for kind, fusion in steps if kind == "carry"]
                 carriers = [channel in self._walker.carried(self._computation, i) for i in fusions]
                 self._carriers[channel] = sum(carriers)
                 self._carried_until[channel] = self._begin(instruction, transfer)
@@ -262,27 +344,30 @@ class _Stream:
 
     def _kernel(self, instruction: Instruction) -> None:
         kernel = self._walker.kernel(self._computation, instruction)
-        self._note(kernel.kind, "compute", self._now, kernel.seconds, instruction)
-        for name, seconds in ((kernel.kind, kernel.seconds), (LAUNCH, self._walker.machine.launch_seconds)):
-            self._now += seconds
-            _add_to(self._walked.total, {name: seconds})
-            _add_to(self._walked.exposed, {name: seconds})
+        walked, name, seconds = self._walked, kernel.kind, kernel.seconds
+        if self._walker.draws:
+            walked.events.append(self._event(name, "compute", self._now, seconds, instruction))
+        gap = self._walker.machine.launch_seconds
+        self._now = self._now + seconds + gap
+        for sums in (walked.total, walked.exposed):
+            sums[name] = sums.get(name, 0.0) + seconds
+            sums[LAUNCH] = sums.get(LAUNCH, 0.0) + gap
         if kernel.is_recomputed:
-            _add_to(self._walked.recomputed, {kernel.kind: kernel.seconds})
-        self._walked.flops.update(kernel.flops)
-        self._walked.unpriced.update(kernel.unpriced)
+            walked.recomputed[name] = walked.recomputed.get(name, 0.0) + seconds
+        for format_name, flops in kernel.flops.items():
+            walked.flops[format_name] += flops
+        for what in kernel.unpriced:
+            walked.unpriced[what] += 1
 
-    def _note(self, name: str, stream: str, begin: float, seconds: float, instruction: Instruction) -> Event:
-        event = Event(
+    def _event(self, name: str, stream: str, begin: float, seconds: float, instruction: Instruction) -> Event:
+        return Event(
             name=name,
             stream=stream,
             begin_seconds=begin,
             seconds=seconds,
-            module=module_of(instruction.op_name),
+            module=module_of(instruction.op_name) if self._walker.draws else "",
             operation=instruction.name,
         )
-        self._walked.events.append(event)
-        return event
 
     def _transfer(self, instruction: Instruction, transfer: Transfer) -> None:
         end = self._begin(instruction, transfer)
@@ -295,9 +380,10 @@ class _Stream:
     def _begin(self, instruction: Instruction, transfer: Transfer) -> float:
         """Put a transfer on its link as soon as the link is free; return when it ends."""
         link = transfer.link
-        event = self._note(
-            transfer.name, link, max(self._now, self._free[link]), transfer.seconds, instruction
-        )
+        begin = max(self._now, self._free[link])
+        event = self._event(transfer.name, link, begin, transfer.seconds, instruction)
+        if self._walker.draws:
+            self._walked.events.append(event)
         self._free[link] = event.end_seconds
         self._busy[link].append(event)
         self._walked.links.add(link)
@@ -315,17 +401,18 @@ class _Stream:
             overlap = min(busy.end_seconds, end) - begin
             if overlap > 0:
                 _add_to(exposed, {busy.name: overlap})
-                wait = Event(name=busy.name, stream=WAIT, begin_seconds=begin, seconds=overlap)
-                self._walked.events.append(wait)
+                if self._walker.draws:
+                    wait = Event(name=busy.name, stream=WAIT, begin_seconds=begin, seconds=overlap)
+                    self._walked.events.append(wait)
         _add_to(self._walked.exposed, exposed)
         self._now = max(self._now, end)
 
     def _loop(self, instruction: Instruction) -> None:
         """Add a loop. One of unknown trip count runs once, and the ledger lists it as unpriced."""
-        known = self._walker.executions.trips(self._computation, instruction)
+        known = self._walker.schedule.executions.trips(self._computation, instruction)
         trips = 1 if known is None else known
         for role, times in (("body", trips), ("condition", trips + 1)):
-            called = self._walker.program.computations[instruction.called[role][0]]
+            called = self._walker.schedule.program.computations[instruction.called[role][0]]
             self._add(self._walker.computation(called), times)
 
     def _add(self, inner: Walked, times: int = 1) -> None:

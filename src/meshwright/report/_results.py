@@ -18,7 +18,6 @@ from meshwright.reconciliation import Calibrated, History, Measurement, Reconcil
 from meshwright.reconciliation import Row as ComparedRow
 from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, TorchWeighing, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
-from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._calibrating import calibrated_document, history_document
@@ -130,6 +129,8 @@ def write_report(folder: Path) -> Path:
     Raises:
         OSError: the page cannot be written; the previous page stays as it was.
     """
+    from meshwright.training import write_whole  # a run's folder knows its data
+
     path = folder / "report.html"
     write_whole(path, run_page(folder))
     return path

@@ -7,15 +7,17 @@ that the picture stays small however long the program is. Used by: `_plan`, `_re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
-from meshwright.ledger import executions_in
 from meshwright.measure import calibration_for, measured_runs_for
-from meshwright.predict import NUM_SPANS, TRACKS, Busy, predicted_busy
 from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
 from ._model import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
+
+if TYPE_CHECKING:
+    from meshwright.predict import Busy
 
 ALIKE = 0.03  # difference of shares below which neighbours become one column
 LEAST_DRAWN, LEAST_NAMED = 0.002, 0.01  # shares of a column
@@ -30,6 +32,9 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
 
     None also if the cache no longer has the compiled program.
     """
+    from meshwright.ledger import executions_in  # imported late: they load numpy
+    from meshwright.predict import NUM_SPANS, predicted_busy
+
     if weighing.prediction is None:
         return None
     try:
@@ -43,6 +48,8 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
 
 def lanes_of(busy: Busy) -> Lanes | None:
     """Return a lane of the device, and one of each kind of link it uses; None for a step without work."""
+    from meshwright.predict import TRACKS
+
     rows = {stream: _by_class(named) for stream, named in busy.shares.items()}
     waits = rows.get("wait", {})
     device = rows.get("compute", {}) | waits

@@ -1,0 +1,119 @@
+"""Reckon the ledger and the predicted time of a compiled program, and keep both beside it.
+
+Reckoning a step of thousands of instructions takes seconds, and the same step is often weighed again: for
+another report, for its page, by the next plan. So the figures lie beside the compiled program, under a digest
+of all that they depend on: the program, the fleet, the rates that were measured, the versions of Python and
+numpy, and the files of Meshwright that reckon, with their tables of rates. A damaged text is reckoned again.
+Rules that the user registers for custom calls are functions, which have no digest: nothing is kept then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..compiler import Compiled, digest_of_sources, installed_versions, keep_beside, kept_beside
+from ..errors import InputError
+from ..hardware import Calibration, Fleet, MeasuredRuns
+from ..ledger import Ledger
+from ..measure import calibration_for, cautions, measured_runs_for
+from ..predict import Prediction
+from ..records import EXACT, read_record
+
+SOURCES = (
+    "compiler",
+    "hardware",
+    "hlo",
+    "ledger",
+    "predict",
+    "errors.py",
+    "formats.py",
+    "records.py",
+    "units.py",
+)
+SOURCES += ("api/_reckoned.py",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reckoned:
+    """The account of a program and its predicted time; without one, `no_prediction` says why."""
+
+    __pydantic_config__ = EXACT
+    ledger: Ledger
+    prediction: Prediction | None
+    no_prediction: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rates:
+    """What was measured of a fleet's chip, and the doubts about it."""
+
+    calibration: Calibration | None
+    measured: MeasuredRuns | None
+    doubts: tuple[str, ...]
+
+
+def reckoned(folder: Path, compiled: Compiled, fleet: Fleet) -> Reckoned:
+    """Return the ledger and the prediction of a compiled program on a fleet.
+
+    Args:
+        folder: of the program in the cache of compiled programs.
+        compiled: the record in that folder, perhaps with other tokens per step.
+
+    Raises:
+        ValueError: this version does not understand the compiler's text. The message names the line.
+    """
+    calibration = calibration_for(fleet)
+    doubts = () if calibration is None else cautions(calibration)
+    rates = _Rates(calibration=calibration, measured=measured_runs_for(fleet), doubts=doubts)
+    if _has_own_rules():
+        return _reckon(folder, compiled, fleet, rates)
+    key = _key(folder, compiled, fleet, rates)
+    text = kept_beside(folder, key)
+    if text is not None:
+        try:
+            return _read(text)
+        except InputError:  # no record of this version: it is replaced below
+            pass
+    text = json.dumps(dataclasses.asdict(_reckon(folder, compiled, fleet, rates)))
+    keep_beside(folder, key, text)
+    return _read(text)  # so that a figure is the same to its last digit, kept or not
+
+
+def _read(text: str) -> Reckoned:
+    return read_record(Reckoned, text, name="a reckoned ledger", hint="weigh again")
+
+
+def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Reckoned:
+    from ..ledger import executions_in, ledger_of  # half of what a command imports, and not needed to read
+    from ..predict import predict
+
+    executions = executions_in(folder, compiled)
+    ledger = ledger_of(folder, compiled, fleet, executions)
+    measured: dict[str, Any] = {"cautions": rates.doubts, "measured": rates.measured}
+    try:
+        made = predict(executions, ledger, compiled, fleet, rates.calibration, **measured)
+        return Reckoned(ledger=ledger, prediction=made, no_prediction="")
+    except InputError as unknown:
+        return Reckoned(ledger=ledger, prediction=None, no_prediction=f"{unknown.message}; {unknown.hint}")
+
+
+def _has_own_rules() -> bool:
+    """Return whether the user has registered a rule for custom calls, for which rules must be imported."""
+    if "meshwright.ledger._rules" not in sys.modules:
+        return False
+    from ..ledger import registered_targets
+
+    return bool(registered_targets())
+
+
+def _key(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> str:
+    """Return a digest of all that the figures depend on; the manifest has the digest of each of the texts."""
+    around = json.dumps([digest_of_sources(SOURCES), installed_versions()])
+    parts = [(folder / "manifest.json").read_text(), repr(compiled), repr(fleet), repr(rates), around]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

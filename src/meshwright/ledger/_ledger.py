@@ -1,0 +1,74 @@
+"""Put together the ledger of a compiled program: its FLOPs, traffic, memory and findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.compiler import Compiled, read_text
+from meshwright.hardware import Fleet
+from meshwright.hlo import Executions, Frame, parse_program, place_of_frames, with_place
+
+from ._findings import findings_of
+from ._flops import executed_flops, executions_of, flop_ledger
+from ._memory import memory_of
+from ._records import Ledger
+from ._rules import mark_kernels
+from ._traffic import traffic_of
+
+
+def executions_in(folder: Path, compiled: Compiled) -> Executions:
+    """Return the executions of the program in a `Compiled` folder. `compiled`: the record in that folder.
+
+    Raises:
+        ValueError: this version does not understand the compiler's text. The message names the line.
+    """
+    traced = compiled.traced_flops
+    program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if traced.by_source else None)
+    mark_kernels(program, traced.kernels)
+    return executions_of(program)
+
+
+def _by_source(op_name: str, frames: Sequence[Frame]) -> str:
+    return with_place(op_name, place_of_frames(frames))
+
+
+def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Executions | None = None) -> Ledger:
+    """Return the cost of one step of the compiled program on `fleet`.
+
+    Args:
+        folder: the `Compiled` folder with the compiler's texts.
+        compiled: the record in that folder.
+        fleet: the devices that the program runs on.
+        executions: the executions of the folder's program, if the caller has parsed it already.
+
+    Raises:
+        ValueError: this version does not understand the compiler's text. The message names the line.
+    """
+    if executions is None:
+        executions = executions_in(folder, compiled)
+    executed = executed_flops(executions)
+    flops = flop_ledger(compiled, executed)
+    traffic, unpriced_traffic = traffic_of(executions, compiled.mesh_axes, fleet, compiled.coordinates)
+    assignment, live_ranges = (
+        read_text(folder, f"{name}.txt") for name in ("buffer-assignment", "live-range")
+    )
+    memory = memory_of(executions.program, assignment, live_ranges, compiled, fleet)
+    unpriced = (*_counted(executed.unpriced), *_counted(unpriced_traffic))
+    return Ledger(
+        memory=memory,
+        flops=flops,
+        traffic=traffic,
+        unpriced=(*compiled.traced_flops.unpriced, *unpriced),
+        findings=findings_of(executions, compiled, fleet, memory, flops, traffic),
+        assumptions=(
+            *compiled.without_options,
+            *compiled.traced_flops.assumptions,
+            *_counted(executed.assumptions),
+        ),
+    )
+
+
+def _counted(entries: Counter[str]) -> tuple[str, ...]:
+    return tuple(f"{entry}, {n} times" if n > 1 else entry for entry, n in entries.items())
