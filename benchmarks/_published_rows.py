@@ -255,7 +255,7 @@ def _precision(row: Row, notes: list[str]) -> str:
 
 
 def _state(row: Row) -> dict[str, str]:
-    """Return the formats of a row's parameters and moments; beside adapters the frozen ones are narrow anyway."""
+    """Return the formats of a row's parameters and moments; with adapters, the usual ones."""
     words = row["precision"].lower()
     if is_lora(row) or not _NARROW_STATE.search(words):
         return {}

@@ -1,11 +1,12 @@
-"""Our own step, planned and compiled, beside what others measured on the same fleet, model and batch.
+"""Our own step, planned and compiled, set beside what others measured on the same fleet, model and batch.
 
-Run: python benchmarks/plan_measured.py --runs ../shared/facts/dgxc_runs.csv [--only ID ...] [--json] [--record].
-Each cell is a model, a fleet, a precision and a batch that NVIDIA ran (NeMo, or MaxText), with the measured
-tokens per second and device. Three more are NVIDIA's published figures for Llama 3 of the same recipes. `plan`
-searches our layouts with its usual budget, or the one of --budget; ratio: our predicted tokens per second over
-theirs. Ours is a prediction from the compiled program; theirs is a clock's. --fixed "KEY=VALUE" restricts the
-search as `plan --fix` does.
+Run: python benchmarks/plan_measured.py --runs ../shared/facts/dgxc_runs.csv [--only ID ...] [--json]
+     [--budget SECONDS] [--fixed KEY=VALUE] [--record]
+Each cell is a model, a fleet, a precision and a batch that NVIDIA ran (NeMo or MaxText), with the tokens per
+second and device that were measured. Three more are figures that NVIDIA published for Llama 3 with the same
+recipes. `plan` searches our layouts with its usual budget, or with --budget. `ratio` is our predicted tokens
+per second over theirs: ours are predicted from the compiled program, theirs were clocked. --fixed "KEY=VALUE"
+restricts the search as `plan --fix` does.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import meshwright as mw
 from _plan_compiled import PACKAGES, figures, short
 from _published_table import rows_of
 from _record import write_record
 from plan_recipes import expressed
+
+import meshwright as mw
 
 # One row of each model, fleet size and precision whose recipe is not a fine-tuning.
 CELLS = (
@@ -83,6 +85,7 @@ def planned(
     if plan.best is None:
         return {**row, "failed": plan.ended}
     best = plan.best.config
+    assert best is not None, "the plan of a run is a run"
     settings = {"layout": str(best.layout), "remat": best.remat, "zero1": best.zero1, "offload": best.offload}
     sequences = best.batch.microbatch_sequences
     found = {**settings, "microbatch": sequences, "failed": "", **figures(plan.best)}
@@ -95,7 +98,9 @@ def words(row: Mapping[str, Any]) -> str:
     """Return a row in one line."""
     if row["failed"]:
         return f"{row['id']} on {row['fleet']} {row['precision']}: {row['failed']}"
-    kinds = ", ".join(f"{kind} {seconds / row['seconds']:.1%}" for kind, seconds in row["exposed_seconds"].items())
+    kinds = ", ".join(
+        f"{kind} {seconds / row['seconds']:.1%}" for kind, seconds in row["exposed_seconds"].items()
+    )
     return (
         f"{row['id']} on {row['fleet']} {row['precision']}: {row['ratio']:.3f} ({row['ours']:,.0f} of "
         f"{row['measured']:,.0f}): {row['layout']}, microbatch {row['microbatch']}, "

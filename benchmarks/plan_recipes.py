@@ -45,7 +45,12 @@ from meshwright.predict import Machine, machine_of
 from meshwright.units import aligned
 
 MATCHED = 0.03  # of the recipe's seconds: as fast
-POLICIES = ("none", "dots-attention", "save:query,key,value,context,out", "full")  # those that a plan searches
+POLICIES = (
+    "none",
+    "dots-attention",
+    "save:query,key,value,context,out",
+    "full",
+)  # those that a plan searches
 OWN_POLICY = "rematerialisation of its own kind"
 FIX = ("offload=none", "inner=tensor")
 SPREAD = float(np.hypot(Priors().memory_effect, Priors().memory_noise))

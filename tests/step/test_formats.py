@@ -86,7 +86,9 @@ def test_weighed_a_state_in_16_bits_is_half_of_one_in_32():
         for w in (wide, narrow)
     ]
     vectors = sum(
-        math.prod(a.shape) for a in narrow.compiled.arguments if a.role == "parameters" and a.dtype == "float32"
+        math.prod(a.shape)
+        for a in narrow.compiled.arguments
+        if a.role == "parameters" and a.dtype == "float32"
     )
     numbers = wide.compiled.num_parameters
     assert held[0] - held[1] == 2 * (numbers - vectors) + 2 * 2 * numbers

@@ -48,7 +48,7 @@ from ._remat_values import (
     unlisted_products,
 )
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
-from ._state import Weights, moments_of, share_of_tables, weights_of
+from ._state import Weights, bytes_of_state, moments_of, share_of_tables, weights_of
 
 Numbers = NDArray[np.float64]
 
@@ -68,8 +68,8 @@ PIECES_OF_A_RING = 1.7  # between one piece for each device and two
 # what `alternate-dots` keeps is counted.
 PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
 EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
-# Of the gathers of weights, what the compiler's schedule hides behind computation. Eleven compiled programs that
-# fit (8B and 70B over `fsdp` alone and with each other axis) hide 71 to 97 %, 90 % at the median.
+# Of the gathers of weights, what the compiler's schedule hides behind computation. Eleven compiled programs
+# that fit (8B and 70B over `fsdp` alone and with each other axis) hide 71 to 97 %, 90 % at the median.
 HIDDEN = 0.9
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
 PASSES_IN_PIPELINE = 3.0  # the same in a pipeline whose stages do not recompute everything
@@ -156,9 +156,11 @@ class Form:
         self.ticks = self.passes + (self.stage - 1) / self.chunks  # in passes through all layers of a stage
         self.weights = weights_of(config)
         self.frozen = config.lora.rank is not None
-        names = SETTINGS["offload"]
-        self.moments_wait = np.isin(self.offload, [names.index("optimizer"), names.index("both")])
-        self.inputs_wait = np.isin(self.offload, [names.index("activations"), names.index("both")])
+        offloads = SETTINGS["offload"]
+        self.moments_wait, self.inputs_wait = (
+            np.isin(self.offload, [offloads.index(name), offloads.index("both")])
+            for name in ("optimizer", "activations")
+        )
         self.is_transformer = isinstance(model, TransformerModel)
         self.layers = model.num_layers if isinstance(model, TransformerModel) else 1
         group = len(model.windows) if isinstance(model, TransformerModel) else 1
@@ -176,13 +178,11 @@ class Form:
             self.keys_width = model.num_kv_heads * model.head_dim * self.repeats  # on all devices together
             self.hidden, self.vocab = float(model.mlp_dim), float(model.vocab_size)
             self.loss_chunk = float(model.loss_chunk)
-        narrow = config.precision != "fp32"
-        self.activation_bytes = NARROW if narrow else FP32
+        self.activation_bytes = FP32 if config.precision == "fp32" else NARROW
         self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
         # Of a gradient as its product writes it, and as `fsdp` scatters it.
         self.gradient_bytes = FP32 if config.gradient_sum == "all-fp32" else NARROW
-        self.parameter_bytes = NARROW if config.state.parameters == "bf16" else FP32
-        self.moment_bytes = NARROW if config.state.moments == "bf16" else FP32
+        self.parameter_bytes, self.moment_bytes = bytes_of_state(config)
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -250,7 +250,9 @@ class Form:
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
-        copies = copies + np.where(self.vocab % self.tensor, tables * self.parameter_bytes, 0.0)  # whose rows are padded
+        copies = copies + np.where(
+            self.vocab % self.tensor, tables * self.parameter_bytes, 0.0
+        )  # whose rows are padded
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,
@@ -660,7 +662,9 @@ class Form:
         held = self._held_trained(over_data=True)
         _, moments = moments_of(self.config)
         waits = np.where(self.moments_wait, self._host(held * self.moment_bytes * moments * 2), 0.0)
-        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (FP32 - self.moment_bytes)  # read and written, Adam's two
+        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (
+            FP32 - self.moment_bytes
+        )  # read and written, Adam's two
         return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits
 
     # Messages

@@ -55,9 +55,9 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "precision": ("fp32", "bf16", "fp16", "fp8"),
 }
 """The settings that a candidate has, and their values in the order of the columns' numbers."""
-# Unless `fix` or `vary` names others. The list keeps attention and its products, and repeats those of the MLP. More
-# policies would leave too many kinds of candidates to try: with six, and estimates that are off by 15 % for each
-# kind, twenty compilations missed the best by 4 % on average, with these four by 1 %.
+# Unless `fix` or `vary` names others. The list keeps attention and its products, and repeats the MLP.
+# More policies would leave too many kinds of candidates to try: with six, and estimates that are off by 15 %
+# for each kind, twenty compilations missed the best by 4 % on average, with these four by 1 %.
 SEARCHED_REMAT = ("none", "dots-attention", "save:query,key,value,context,out", "full")
 MICROBATCH, INNER = "microbatch", "inner"
 KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)

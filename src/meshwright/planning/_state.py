@@ -81,3 +81,8 @@ def moments_of(config: RunConfig) -> tuple[float, float]:
         case RMSPropOptimizer(momentum=momentum, centered=centered):
             count = 1 + int(momentum > 0) + int(centered)
             return count, count
+
+
+def bytes_of_state(config: RunConfig) -> tuple[int, int]:
+    """Return the bytes in which a device keeps a parameter of a matrix, and a moment."""
+    return 2 if config.state.parameters == "bf16" else 4, 2 if config.state.moments == "bf16" else 4

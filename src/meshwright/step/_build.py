@@ -1,9 +1,8 @@
 """Build the train step of a config on a mesh.
 
-The state is a dict: `parameters` (float32, or as `state.parameters` says), `model_state` (what the model keeps
-in addition to parameters), `optimizer` (moments in the format `state.moments`), `key` (the run's random key),
-`step`, and under fp16 `loss_scale`. The batch has a leading dim of microbatches; gradients are summed over it
-in the format `gradient_sum`.
+The state is a dict: `parameters` and `optimizer` in the formats of the section `state`, `model_state` (what
+the model keeps in addition to parameters), `key` (the run's random key), `step`, and under fp16 `loss_scale`.
+The batch has a leading dim of microbatches; gradients are summed over it in the format `gradient_sum`.
 
 Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` are the model's, in the compute
 format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.

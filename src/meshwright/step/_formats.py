@@ -40,9 +40,7 @@ def kept_moments(formats: StateConfig, moments: Tree) -> Tree:
     """Return an optimizer's new state in the formats in which it is kept; scalars stay as they are."""
     if formats.moments == "fp32":
         return moments
-    return jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 and x.ndim else x, moments
-    )
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 and x.ndim else x, moments)
 
 
 def widened(tree: Tree) -> Tree:
