@@ -268,7 +268,7 @@ def test_a_refresh_that_fails_leaves_the_file_as_it_is(tmp_path):
 def test_without_gpuhunt_a_refresh_says_how_to_install_it(tmp_path):
     with pytest.raises(InputError, match="gpuhunt, which is not installed") as refused:
         refresh_prices(tmp_path / "prices.toml")
-    assert "meshwright[prices]" in refused.value.hint
+    assert refused.value.hint == how_to_install("prices")
 
 
 # With gpuhunt itself, which downloads from a server here.
@@ -287,6 +287,7 @@ import sys
 from pathlib import Path
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import refresh_prices
+from meshwright.extras import how_to_install
 try:
     made = refresh_prices(Path(sys.argv[1]))
 except MeshwrightError as failed:

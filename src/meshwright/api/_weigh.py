@@ -37,6 +37,7 @@ from ..config import (
     resolve_batch,
 )
 from ..errors import InputError, MeshwrightError
+from ..extras import how_to_install
 from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from ..hlo import Executions
 from ..ledger import Ledger, allowance, executions_in, ledger_of
@@ -680,7 +681,7 @@ def _check_compiler_package(fleet: Fleet) -> None:
     except importlib.metadata.PackageNotFoundError as missing:
         raise InputError(
             f"the compiler for {fleet.chip.name} is not installed: package {package} is missing",
-            hint=f"pip install 'meshwright[{extra}]', or add --simulate to let the CPU's compiler stand in",
+            hint=f"{how_to_install(extra)}, or add --simulate to let the CPU's compiler stand in",
         ) from missing
 
 
