@@ -1,6 +1,6 @@
 """Say how to install what an extra brings, and check that it is there. These words stand nowhere else.
 
-Meshwright is on no package index: `pip install meshwright` would bring whatever a stranger calls so. What
+Meshwright is on no package index: to ask one for its name would bring whatever a stranger calls so. What
 works is an installation from a clone, in the folder that holds its pyproject.toml.
 
 Imports: `errors`. Used by: whatever needs a package that the core does not bring.

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.extras import how_to_install
 from meshwright.hardware import CATALOG, Listing, list_price, list_prices, refresh_prices
 
 TODAY = datetime.date(2026, 11, 22)
@@ -287,7 +288,6 @@ import sys
 from pathlib import Path
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import refresh_prices
-from meshwright.extras import how_to_install
 try:
     made = refresh_prices(Path(sys.argv[1]))
 except MeshwrightError as failed:

@@ -8,12 +8,12 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import InputError
+from meshwright.extras import how_to_install
 from meshwright.torch_account import _account
 
 NOTHING_HEAVY = """
 import sys
 import meshwright.torch_account
-from meshwright.extras import how_to_install
 found = [name for name in ("torch", "jax") if name in sys.modules]
 sys.exit(str(found) if found else 0)
 """

@@ -89,8 +89,7 @@ def train(
     from ..launch import processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    check_installed("train", PACKAGES, "training")
-    _check_steps(steps, profile)
+    _check_request(steps, profile)
     peers = processes_of_this_run()
     if config is None and begin_from is not None:
         config = str(begin_from)
@@ -135,12 +134,13 @@ def train(
         return _ended(request, weighing, _trained(request))
 
 
-def _check_steps(steps: int | None, profile: str | Path | None) -> None:
-    """Check the number of steps, and make the folder of a trace.
+def _check_request(steps: int | None, profile: str | Path | None) -> None:
+    """Check that what trains is installed, and the number of steps; make the folder of a trace.
 
     Raises:
-        InputError: there are too few steps, or the folder cannot be made.
+        InputError: a package is absent, there are too few steps, or the folder cannot be made.
     """
+    check_installed("train", PACKAGES, "training")
     if steps is not None and steps < 1:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
     if profile is None:
