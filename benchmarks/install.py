@@ -1,6 +1,7 @@
 """What a newcomer downloads, what it takes on disk, and the CPU time from `pip install` to the first answer.
 
-Run: python benchmarks/install.py PYTHON ... [--equal FOLDER OTHER_FOLDER RELEASE]   (one interpreter of each Python)
+Run: python benchmarks/install.py PYTHON ...    (an interpreter of each Python)
+     python benchmarks/install.py --equal FOLDER OTHER_FOLDER RELEASE ...
 For each interpreter, two environments in a temporary folder:
 * what `make demo` installs: the wheels of its lock are downloaded and their bytes added up; installed from
   there with this tree in place, the environment's bytes on disk are counted.
@@ -8,7 +9,8 @@ For each interpreter, two environments in a temporary folder:
   cache, then `meshwright weigh llama3-8b --on 8xH100 --json` with an empty cache. CPU seconds are those of
   both with their processes.
 With `--equal`, weighings that two folders hold in files of one name are compared, but for the time of their
-compilation: made without and with NVIDIA's libraries by a release of jax. Writes records/DATE_install.toml.
+compilation: made without and with NVIDIA's libraries by a release of jax. Writes records/DATE_install.toml, or
+records/DATE_install_equal.toml.
 """
 
 from __future__ import annotations
@@ -119,15 +121,31 @@ def compared(folder: Path, other: Path) -> tuple[list[str], list[str]]:
 def main() -> None:
     """Measure each interpreter, print and record."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("pythons", nargs="+")
+    parser.add_argument("pythons", nargs="*")
     parser.add_argument("--equal", nargs=3, action="append", default=[], metavar=("LIGHT", "FULL", "JAX"))
     parser.add_argument("--answers", type=Path, help="a folder for the wheels' answers, as 311.json")
     given = parser.parse_args()
+    command = "python benchmarks/install.py"
+    if given.pythons:
+        rows = measured(given.pythons, given.answers)
+        facts = {"weighed": " ".join(WEIGH)}
+        print("wrote", write_record("install", f"{command} PYTHON ...", (), facts, {"install": rows}))
+    if given.equal:
+        table = []
+        for light, full, jax in given.equal:
+            same, different = compared(Path(light), Path(full))
+            table.append({"jax": jax, "equal": same, "different": different})
+            print(table[-1])
+        print("wrote", write_record("install_equal", f"{command} --equal ...", (), {}, {"equal": table}))
+
+
+def measured(pythons: list[str], answers: Path | None) -> list[dict[str, Any]]:
+    """Measure each interpreter, and print a row of each."""
     rows = []
     with tempfile.TemporaryDirectory() as made:
-        run(given.pythons[0], "-m", "pip", "wheel", *QUIET, "--no-deps", "--wheel-dir", made, ROOT)
+        run(pythons[0], "-m", "pip", "wheel", *QUIET, "--no-deps", "--wheel-dir", made, ROOT)
         wheel = next(Path(made).glob("*.whl"))
-        for python in given.pythons:
+        for python in pythons:
             version = run(python, "-c", "import platform; print(platform.python_version())").strip()
             tag = "".join(version.split(".")[:2])
             work = Path(made, tag)
@@ -136,15 +154,9 @@ def main() -> None:
             row, answer = of_the_wheel(python, tag, wheel, work)
             rows.append({"python": version, "demo": demo, "wheel": row})
             print(rows[-1], flush=True)
-            if given.answers:
-                (given.answers / f"{tag}.json").write_text(json.dumps(answer))
-    equal = []
-    for light, full, jax in given.equal:
-        same, different = compared(Path(light), Path(full))
-        equal.append({"jax": jax, "equal": same, "different": different})
-        print(equal[-1])
-    facts, tables = {"weighed": " ".join(WEIGH)}, {"install": rows, "equal": equal}
-    print("wrote", write_record("install", "python benchmarks/install.py PYTHON ...", (), facts, tables))
+            if answers is not None:
+                (answers / f"{tag}.json").write_text(json.dumps(answer))
+    return rows
 
 
 if __name__ == "__main__":
