@@ -9,8 +9,8 @@ For each interpreter, two environments in a temporary folder:
   cache, then `meshwright weigh llama3-8b --on 8xH100 --json` with an empty cache. CPU seconds are those of
   both with their processes.
 With `--equal`, weighings that two folders hold in files of one name are compared, but for the time of their
-compilation: made without and with NVIDIA's libraries by a release of jax. Writes records/DATE_install.toml, or
-records/DATE_install_equal.toml.
+compilation: made without and with libraries of NVIDIA, by a release of jax. Writes records/DATE_install.toml
+or records/DATE_install_equal.toml.
 """
 
 from __future__ import annotations
