@@ -88,7 +88,7 @@ def of_the_wheel(python: str, tag: str, wheel: Path, work: Path) -> tuple[dict[s
     installed = cpu_seconds()
     answer = json.loads(run(work / "wheel/bin/meshwright", *WEIGH, MESHWRIGHT_CACHE_DIR=str(work / "cache")))
     seconds = time.monotonic() - started
-    listed = json.loads(run(inside, "-m", "pip", "list", *QUIET, "--format", "json"))
+    listed = json.loads(run(inside, "-m", "pip", "list", "--format", "json"))
     names = [each["name"] for each in listed]
     row = {
         "disk_bytes": disk_bytes(work / "wheel"),
