@@ -85,14 +85,14 @@ clean:
 $(INSTALLED): $(LOCK) pyproject.toml
 	@if [ "$$($(BIN)/python -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)" != "$(TAG)" ]; \
 	then echo 'Making $(VENV) with Python $(TAG).'; $(PYTHON) -m venv --clear $(VENV); fi
-	@echo 'Installing into $(VENV): 0.4 GB to download, 1.3 GB on disk, once. Unpacking at the end takes a silent minute.'
+	@echo 'Installing into $(VENV): 0.34 GB to download, 1.3 GB on disk, once. Unpacking at the end takes a silent minute.'
 	$(PIP) install --no-deps --requirement $(LOCK)
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	$(PIP) check
 	@touch $@
 
 $(TOOLS): $(INSTALLED) $(TEST_LOCK)
-	@echo 'Installing what checks and tests: 0.2 GB to download, 0.8 GB on disk, once.'
+	@echo 'Installing what checks and tests: 0.16 GB to download, 0.8 GB on disk, once.'
 	$(PIP) install --no-deps --requirement $(TEST_LOCK)
 	$(PIP) check
 	@touch $@
