@@ -22,7 +22,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.
 help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
 	@echo 'make demo-weigh only the weighing of it'
-	@echo 'make test       set up what tests, and run the tests'
+	@echo 'make test       set up and run the tests'
 	@echo 'make test-again what of them may differ on another Python or jax: one case of each test'
 	@echo 'make test-wide  the wider tests: more layouts, every chip, a fuzz of the command line'
 	@echo 'make test-long  the tests that take minutes each; leaves a record in benchmarks/records'
