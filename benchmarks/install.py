@@ -10,7 +10,8 @@ For each interpreter, two environments in a temporary folder:
   both with their processes.
 With `--equal`, weighings that two folders hold in files of one name are compared, but for the time of their
 compilation: made without and with libraries of NVIDIA, by a release of jax. Writes records/DATE_install.toml
-or records/DATE_install_equal.toml.
+or records/DATE_install_equal.toml. The program of a kernel of Pallas names its source file, so environments to
+compare must lie at one path.
 """
 
 from __future__ import annotations
