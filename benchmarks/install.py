@@ -8,10 +8,10 @@ For each interpreter, two environments in a temporary folder:
 * a wheel of this tree with the extra `nvidia`, nothing else: pip with the lock as constraint and an empty
   cache, then `meshwright weigh llama3-8b --on 8xH100 --json` with an empty cache. CPU seconds are those of
   both with their processes.
-With `--equal`, weighings that two folders hold in files of one name are compared, but for the time of their
-compilation: made without and with libraries of NVIDIA, by a release of jax. Writes records/DATE_install.toml
-or records/DATE_install_equal.toml. The program of a kernel of Pallas names its source file, so environments to
-compare must lie at one path.
+With `--equal`, weighings of `install_cases.py` in two folders are compared, but for the time of compilation:
+made without and with libraries of NVIDIA, by a release of jax. A kernel of Pallas names its source file in
+its program, so its environments must lie at one path. Writes records/DATE_install.toml, or with `--equal`
+records/DATE_install_equal.toml.
 """
 
 from __future__ import annotations
