@@ -71,7 +71,7 @@ def of_the_demo(python: str, tag: str, work: Path) -> dict[str, Any]:
     inside = environment_of(python, work / "demo")
     pip = (inside, "-m", "pip")
     run(*pip, "download", *QUIET, "--no-deps", "--requirement", lock, "--dest", wheels)
-    run(*pip, "install", *QUIET, "--no-deps", "--no-index", "--find-links", wheels, "--requirement", lock)
+    run(*pip, "install", *QUIET, "--no-deps", *sorted(wheels.iterdir()))
     run(*pip, "install", *QUIET, "--no-deps", "--no-build-isolation", "--editable", ROOT)
     run(*pip, "check")
     return {
