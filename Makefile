@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TAG := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])')
 LOCK := requirements/py$(subst .,,$(basename $(TAG))).txt
-# The version is part of the name: another interpreter makes the environment anew.
+TEST_LOCK := requirements/test-py$(subst .,,$(basename $(TAG))).txt
+# The version is part of the name: another interpreter makes the environment anew. First what runs, then what checks.
 INSTALLED := $(VENV)/.installed-$(TAG)
+TOOLS := $(VENV)/.tools-$(TAG)
 # What the tests compare with: PyTorch, on the one Python for which a release is pinned. Elsewhere they say so.
 TORCH_LOCK := $(wildcard requirements/torch-py$(subst .,,$(basename $(TAG))).txt)
 TESTABLE := $(VENV)/.testable-$(TAG)
@@ -18,7 +20,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.
 .PHONY: help demo demo-weigh test test-again test-wide test-long lint types contract lock clean
 
 help:
-	@echo 'make demo       set up, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
+	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
 	@echo 'make demo-weigh only the weighing of it'
 	@echo 'make test       set up and run the tests'
 	@echo 'make test-again what of them may differ on another Python or jax: one case of each test'
@@ -27,7 +29,7 @@ help:
 	@echo 'make lint       ruff: rules and format'
 	@echo 'make types      pyright, strict where jax is not imported'
 	@echo 'make contract   which package may import which'
-	@echo 'make lock       renew requirements/py3*.txt from pyproject.toml'
+	@echo 'make lock       renew requirements/*py3*.txt, but those of torch, from pyproject.toml'
 	@echo 'make clean      remove the environment and everything that tools leave behind'
 	@echo 'With another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12'
 
@@ -54,24 +56,25 @@ test-wide: $(TESTABLE)
 test-long: $(TESTABLE)
 	$(BIN)/python benchmarks/long_tests.py
 
-lint: $(INSTALLED)
+lint: $(TOOLS)
 	$(BIN)/ruff check $(wildcard $(SOURCES))
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
 
 types: $(TESTABLE)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-contract: $(INSTALLED)
+contract: $(TOOLS)
 	$(BIN)/lint-imports
 
-# Without hashes: an index may serve its own builds of the same versions.
+# Without hashes: an index may serve its own builds of the same versions. What runs has the versions that are tested.
+COMPILE = $(BIN)/uv pip compile --quiet --upgrade --python-version $$version --no-emit-index-url --no-header \
+	--python-platform x86_64-unknown-linux-gnu --extra nvidia --extra train --extra in-place
 lock: $(INSTALLED)
 	$(PIP) install --quiet uv
 	for version in 3.11 3.12 3.13; do \
-		$(BIN)/uv pip compile --quiet --upgrade --python-version $$version \
-			--python-platform x86_64-unknown-linux-gnu --no-emit-index-url --no-header \
-			--extra nvidia --extra dev --extra programs pyproject.toml \
-			--output-file requirements/py$$(echo $$version | tr -d .).txt || exit 1; \
+		tag=py$$(echo $$version | tr -d .).txt; \
+		$(COMPILE) --extra dev --extra programs pyproject.toml --output-file requirements/test-$$tag || exit 1; \
+		$(COMPILE) --constraint requirements/test-$$tag pyproject.toml --output-file requirements/$$tag || exit 1; \
 	done
 
 clean:
@@ -82,14 +85,20 @@ clean:
 $(INSTALLED): $(LOCK) pyproject.toml
 	@if [ "$$($(BIN)/python -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)" != "$(TAG)" ]; \
 	then echo 'Making $(VENV) with Python $(TAG).'; $(PYTHON) -m venv --clear $(VENV); fi
-	@echo 'Installing into $(VENV): 1.5 GB to download, 3.5 GB on disk, once. Unpacking at the end takes a silent minute.'
+	@echo 'Installing into $(VENV): 0.34 GB to download, 1.3 GB on disk, once. Unpacking at the end takes a silent minute.'
 	$(PIP) install --no-deps --requirement $(LOCK)
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	$(PIP) check
 	@touch $@
 
+$(TOOLS): $(INSTALLED) $(TEST_LOCK)
+	@echo 'Installing what checks and tests: 0.16 GB to download, 0.8 GB on disk, once.'
+	$(PIP) install --no-deps --requirement $(TEST_LOCK)
+	$(PIP) check
+	@touch $@
+
 # With its dependencies: the build of PyTorch that pip finds may ask for packages of its own.
-$(TESTABLE): $(INSTALLED) $(TORCH_LOCK)
+$(TESTABLE): $(TOOLS) $(TORCH_LOCK)
 ifneq ($(TORCH_LOCK),)
 	@echo 'Installing PyTorch to compare with: 0.2 GB if pip finds a CPU build, else 3 GB with its CUDA packages.'
 	$(PIP) install --requirement $(TORCH_LOCK)

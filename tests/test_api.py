@@ -13,6 +13,7 @@ import meshwright as mw
 import meshwright.checkpoint
 from meshwright.api import _weigh as api
 from meshwright.config import TransformerModel, load_config
+from meshwright.extras import how_to_install
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -174,7 +175,7 @@ def test_a_missing_compiler_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(api.importlib.metadata, "version", version)
     with pytest.raises(mw.InputError, match="package jax-cuda13-pjrt is missing") as caught:
         mw.weigh("bytes-nano", on="8xH100")
-    assert "pip install 'meshwright[nvidia]'" in caught.value.hint
+    assert how_to_install("nvidia") in caught.value.hint
     assert "--simulate" in caught.value.hint
 
 

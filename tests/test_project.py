@@ -69,23 +69,36 @@ def test_a_lock_holds_exact_versions_and_nothing_else(lock: Path):
     assert [line for line in entries if not re.fullmatch(r"[a-z0-9._-]+==[0-9][\w.+!]*", line)] == []
 
 
-@pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock.name.startswith("py")], ids=name_of)
-def test_a_lock_brings_one_release_of_jax_and_the_compile_target_for_nvidia(lock: Path):
-    entries = [line.split("==") for line in lock.read_text().splitlines() if "==" in line]
-    versions = {name: version for name, version in entries}
-    names = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")
-    assert len({versions[name] for name in names}) == 1
-    assert {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cudnn-cu13"} <= versions.keys()
+def pinned(lock: Path) -> dict[str, str]:
+    lines = [line.split("==") for line in lock.read_text().splitlines() if "==" in line]
+    return {name: version for name, version in lines}
+
+
+@pytest.mark.parametrize("minor", ["311", "312", "313"])
+def test_what_tests_adds_to_what_runs_which_has_one_jax_and_no_library_of_nvidias(minor: str):
+    runs, tests = (pinned(ROOT / f"requirements/{kind}py{minor}.txt") for kind in ("", "test-"))
+    assert runs.items() < tests.items()
+    assert len({runs[name] for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")}) == 1
+    assert not [name for name in tests if name.startswith("nvidia-")]
+    assert not {"pytest", "pyright", "ruff", "keras", "scikit-learn", "pyarrow"} & runs.keys()
 
 
 def test_what_is_installed_beside_a_lock_repeats_nothing_of_it():
-    beside = ROOT / "requirements/torch-py311.txt"
-    names = [
-        {line.split("==")[0] for line in path.read_text().splitlines() if "==" in line}
-        for path in (beside, ROOT / "requirements/py311.txt")
+    beside = pinned(ROOT / "requirements/torch-py311.txt")
+    assert beside
+    assert not beside.keys() & pinned(ROOT / "requirements/test-py311.txt").keys()
+
+
+def test_no_file_installs_meshwright_from_an_index():
+    """It is on none, and a stranger may call something so. `extras.py` has the words that work."""
+    wrong = re.compile(r"pip3? install[^\n`]*['\" ]meshwright\b|\bmeshwright\[")
+    found = [
+        f"{name_of(path)}: {match[0]}"
+        for path in files_of_the_project()
+        if path.suffix in (".md", ".py", ".toml") and path not in (Path(__file__), ROOT / "docs/LOG.md")
+        for match in wrong.finditer(path.read_text())
     ]
-    assert names[0]
-    assert not names[0] & names[1]
+    assert not found
 
 
 # Fresh interpreters, since this one has imported jax long ago.

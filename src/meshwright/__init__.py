@@ -1,6 +1,7 @@
 """Meshwright: what a training run costs before the machines are rented, and then the run itself.
 
-Names are imported on first use, so that `meshwright --help` loads nothing.
+Names are imported on first use, so that `meshwright --help` loads nothing. Importing this keeps JAX from
+printing a traceback where its plugin for NVIDIA is installed and no GPU is (`plugins`).
 
 >>> import meshwright as mw
 >>> weighing = mw.weigh("linear", on="8xH100")
@@ -8,6 +9,7 @@ Names are imported on first use, so that `meshwright --help` loads nothing.
 True
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from .lazy import names_on_first_use
@@ -58,4 +60,14 @@ if TYPE_CHECKING:
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 
+
+def _quiet_jax_plugins() -> None:
+    if getattr(sys, "argv", [])[:1] == ["-m"]:  # `python -m meshwright` does so itself, once it has left
+        return  # the working directory out of the module path: a file logging.py there is not ours to run
+    from .plugins import quiet_jax_plugins
+
+    quiet_jax_plugins()
+
+
+_quiet_jax_plugins()
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.extras import how_to_install
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -141,7 +143,7 @@ def test_without_pytorch_it_says_so(meshwright, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     done = meshwright("account", "examples.torch_modules:lenet")
     assert (done.status, done.output) == (2, "")
-    assert done.talk == "error: PyTorch is not installed\nhint: pip install 'meshwright[torch]'\n"
+    assert done.talk == f"error: PyTorch is not installed\nhint: {how_to_install('torch')}\n"
 
 
 MEASURED = """

@@ -190,10 +190,8 @@ def test_output_in_a_pipe_has_no_colour():
 
 
 JAX_WITHOUT_A_PLATFORM = """
-import sys
-from meshwright.cli import _console
-_console.NVIDIA_DEVICES = {devices!r}
-_console.quiet_jax_plugins()
+from meshwright import plugins
+plugins.NVIDIA_DEVICES = {devices!r}
 import jax, logging
 jax.devices()
 plugin = "Jax plugin configuration error: Exception when calling jax_plugins.xla_cuda13.initialize()"

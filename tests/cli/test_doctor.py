@@ -5,9 +5,12 @@ import json
 
 import pytest
 
-from meshwright import measure
+from meshwright import measure, plugins
 from meshwright.cli import _doctor
+from meshwright.extras import how_to_install
 from meshwright.hardware import Calibration
+
+FOR_CARDS = 'sys_platform == "linux" and extra == "with-cuda"'
 
 
 @pytest.fixture
@@ -46,9 +49,8 @@ def test_this_machine_is_what_it_is(meshwright):
     assert targets["cpu"]["compiles"] is True
     for target in targets.values():  # what is installed must compile, what is missing must be named
         missing = {name for name, version in target["packages"].items() if version is None}
-        untried = bool(missing - {"nvidia-cuda-nvcc", "nvidia-nvvm"})
-        assert target["compiles"] is (None if untried else True), target["words"]
-        assert bool(target["install"]) == untried
+        assert target["compiles"] is (None if missing else True), target["words"]
+        assert bool(target["install"]) == bool(missing)
     assert answer["versions"]["jax"] == importlib.metadata.version("jax")
     assert answer["devices"][0]["platform"] == "cpu"
     assert answer["machine"]["cores"] >= 1
@@ -66,26 +68,47 @@ def test_the_chips_that_only_simulation_weighs_are_named_with_the_reason(meshwri
 
 
 def test_a_missing_package_is_answered_with_its_extra(meshwright, without, answers):
-    without("nvidia-cudnn-cu13", "libtpu")
+    without("jax-cuda13-plugin", "libtpu")
     answers()
     done = meshwright("doctor")
     assert done.status == 0
-    assert "cuda: pip install 'meshwright[nvidia]'" in done.output
-    assert "tpu: pip install 'meshwright[tpu]'" in done.output
-    assert "nvidia-cudnn-cu13 missing (cuDNN, for flash attention)" in done.output
+    assert f"cuda: {how_to_install('nvidia')}" in done.output
+    assert f"tpu: {how_to_install('tpu')}" in done.output
+    assert "jax-cuda13-plugin missing (JAX's plugin)" in done.output
     assert "2 x cpu (cpu)" in done.output
 
 
-def test_a_toolkit_of_the_machine_stands_in_for_its_packages(meshwright, without, answers):
-    without("nvidia-nvvm", "nvidia-cuda-nvcc")
+LIBRARIES = ("nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-nvvm")
+ON_A_CARD = '[["gpu", "NVIDIA H100 80GB HBM3"]]'
+
+
+@pytest.mark.parametrize("devices", [(), ("/dev/null",)], ids=["no GPU", "a GPU"])
+def test_libraries_of_nvidias_are_called_for_only_to_run_on_a_card(
+    devices, meshwright, without, answers, monkeypatch
+):
+    monkeypatch.setattr(plugins, "NVIDIA_DEVICES", devices)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: [f"{n}>=1; {FOR_CARDS}" for n in LIBRARIES])
+    without("nvidia-cudnn-cu13", "nvidia-cublas")
     answers()
     done = meshwright("doctor")
     assert done.status == 0
-    assert "cuda (1xH100)   compiles" in done.output
-    assert "nvidia-nvvm missing (libdevice)" in done.output
-    assert "pip install" not in done.output
-    answers(failing="1xH100")
-    assert "cuda: pip install 'meshwright[nvidia]'" in meshwright("doctor").output
+    assert "cuda (1xH100)             compiles" in done.output
+    assert "2 of 4 libraries are not installed; weighing needs none" in done.output
+    assert ("nvidia-cublas" in done.output) is bool(devices)
+    assert (f"NVIDIA GPU: {how_to_install('cuda')}" in done.output) is bool(devices)
+    assert "missing" not in done.output.replace("libtpu missing", "")
+    answers(devices=ON_A_CARD)  # a toolkit of the machine may have what packages lack
+    used = meshwright("doctor")
+    assert "in use" in used.output
+    assert how_to_install("cuda") not in used.output
+
+
+def test_the_libraries_are_those_that_jax_lists_for_a_card(meshwright, answers):
+    answers()
+    state = meshwright("doctor", "--json").json["nvidia_gpu"]
+    assert state.keys() == {"present", "used", "packages", "install"}
+    if state["packages"]:  # JAX's plugin is installed
+        assert {"nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cufft"} <= state["packages"].keys()
 
 
 def test_a_compiler_that_fails_is_shown_with_its_words(meshwright, without, answers):

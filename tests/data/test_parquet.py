@@ -10,6 +10,7 @@ import pytest
 from meshwright.data import tokenize
 from meshwright.data._texts import documents_in, pieces_of
 from meshwright.errors import InputError
+from meshwright.extras import how_to_install
 
 TEXTS = [f"text {number} " + "é" * (number % 5) for number in range(40)]
 
@@ -117,4 +118,4 @@ def test_without_pyarrow_the_words_say_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match="needs the package pyarrow") as caught:
         documents(tmp_path / "a.parquet")
-    assert "meshwright[parquet]" in caught.value.hint
+    assert how_to_install("parquet") in caught.value.hint

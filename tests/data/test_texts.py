@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from meshwright.data import open_tokenizer
 from meshwright.data._texts import documents_in, pieces_of
 from meshwright.errors import InputError
+from meshwright.extras import how_to_install
 
 
 def documents(path: Path, piece_bytes: int = 1 << 20, key: str = "text") -> list[str]:
@@ -185,4 +186,4 @@ def test_without_the_package_one_sentence_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match="needs the package tokenizers, which is not installed") as caught:
         open_tokenizer(str(tmp_path / "t.json"))
-    assert "pip install 'meshwright[tokenizers]'" in caught.value.hint
+    assert how_to_install("tokenizers") in caught.value.hint

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.extras import how_to_install
 from meshwright.hardware import CATALOG, Listing, list_price, list_prices, refresh_prices
 
 TODAY = datetime.date(2026, 11, 22)
@@ -268,7 +269,7 @@ def test_a_refresh_that_fails_leaves_the_file_as_it_is(tmp_path):
 def test_without_gpuhunt_a_refresh_says_how_to_install_it(tmp_path):
     with pytest.raises(InputError, match="gpuhunt, which is not installed") as refused:
         refresh_prices(tmp_path / "prices.toml")
-    assert "meshwright[prices]" in refused.value.hint
+    assert refused.value.hint == how_to_install("prices")
 
 
 # With gpuhunt itself, which downloads from a server here.

@@ -8,6 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import InputError
+from meshwright.extras import how_to_install
 from meshwright.torch_account import _account
 
 NOTHING_HEAVY = """
@@ -28,7 +29,7 @@ def test_without_pytorch_one_sentence_says_how_to_get_it(monkeypatch):
     with pytest.raises(InputError) as raised:
         mw.account_torch(object())
     assert raised.value.message == "PyTorch is not installed"
-    assert raised.value.hint == "pip install 'meshwright[torch]'"
+    assert raised.value.hint == how_to_install("torch")
 
 
 def test_a_linear_layer_counts_as_by_hand():

@@ -3,8 +3,10 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from meshwright import plugins
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.extras import how_to_install
 from meshwright.hardware import Fleet
 from meshwright.launch import Alone
 from meshwright.training import _devices, devices_of, local_fleet
@@ -85,6 +87,27 @@ def test_a_fleet_that_is_not_attached_is_named_beside_what_is(monkeypatch):
     with pytest.raises(InputError, match=r"8xH100 is not attached: this machine has 2 x cpu") as error:
         devices_of(Fleet.parse("8xH100"), Layout.parse("data=8"))
     assert "--on local" in error.value.hint
+
+
+@pytest.mark.parametrize("chosen", [{}, {"JAX_PLATFORMS": "cpu"}, {"CUDA_VISIBLE_DEVICES": ""}], ids=str)
+def test_a_gpu_that_jax_cannot_use_is_no_cpu_unless_somebody_chose_so(chosen, monkeypatch):
+    monkeypatch.setattr(plugins, "NVIDIA_DEVICES", ("/dev/null",))
+    monkeypatch.setattr(_devices, "_LIST_DEVICES", 'print(\'[["cpu", "cpu"]]\')')
+    monkeypatch.setattr(_devices, "_has_devices", lambda: False)
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv(*next(iter(chosen.items())))
+        assert local_fleet().name == "1xCPU"
+        return
+    with pytest.raises(InputError, match="JAX cannot use the NVIDIA GPU of this machine") as refused:
+        local_fleet()
+    assert how_to_install("cuda") in refused.value.hint
+    attached(monkeypatch, "cpu")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
+    with pytest.raises(InputError, match="1xH100 is not attached") as refused:
+        devices_of(Fleet.parse("1xH100"), Layout.parse("data=1"))
+    assert how_to_install("cuda") in refused.value.hint
 
 
 def test_a_gpu_run_takes_the_memory_it_was_weighed_with(monkeypatch):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..config import Overrides, RunConfig, trainable
 from ..errors import DeviceMemoryError, InputError, MeshwrightError
+from ..extras import check_installed
 from ..measure import doubt_calibration, measured_runs_for
 from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..training import Event, RunFolder, RunRequest, StepFlops
 
 REPORT = "report.html"
+PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
 REPORT_SECONDS = 60.0  # between pages: drawing one takes up to a second, so they cost about 1 %
 
@@ -73,8 +75,9 @@ def train(
             comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
     Raises:
-        InputError: as for `weigh`; also a fleet that is not attached, a folder that cannot be written or that
-            another process writes, a checkpoint of another config, or steps that would be discarded.
+        InputError: as for `weigh`; also packages of the extra `train` that are absent, a fleet that is not
+            attached, a folder that cannot be written or that another process writes, a checkpoint of another
+            config, or steps that would be discarded.
         MeshwrightError: a step failed and the config's `faults` end the run, all checkpoints are damaged, or
             jax was already used with other devices.
 
@@ -86,7 +89,7 @@ def train(
     from ..launch import processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    _check_steps(steps, profile)
+    _check_request(steps, profile)
     peers = processes_of_this_run()
     if config is None and begin_from is not None:
         config = str(begin_from)
@@ -131,12 +134,13 @@ def train(
         return _ended(request, weighing, _trained(request))
 
 
-def _check_steps(steps: int | None, profile: str | Path | None) -> None:
-    """Check the number of steps, and make the folder of a trace.
+def _check_request(steps: int | None, profile: str | Path | None) -> None:
+    """Check that what trains is installed, and the number of steps; make the folder of a trace.
 
     Raises:
-        InputError: there are too few steps, or the folder cannot be made.
+        InputError: a package is absent, there are too few steps, or the folder cannot be made.
     """
+    check_installed("train", PACKAGES, "training")
     if steps is not None and steps < 1:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
     if profile is None:

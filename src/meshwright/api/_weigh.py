@@ -37,6 +37,7 @@ from ..config import (
     resolve_batch,
 )
 from ..errors import InputError, MeshwrightError
+from ..extras import how_to_install
 from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from ..ledger import allowance
 from ..predict import checked_price, steps_for
@@ -52,9 +53,9 @@ if TYPE_CHECKING:
     import torch
 
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults", "autotune_results"}  # not read by the step's builder
-# By platform: the package whose presence shows that the compiler is installed, and the extra that brings it.
 LEAST_NAMED_SAVING = 0.05  # share of the step: an earlier plan's best is named if it saves more
-COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
+# By platform: the extra that installs its compiler, and its packages.
+COMPILER_PACKAGES = {"cuda": ("nvidia", "jax-cuda13-pjrt", "jax-cuda13-plugin"), "tpu": ("tpu", "libtpu")}
 
 
 @overload
@@ -672,11 +673,12 @@ def request_of(
 def _check_compiler_package(fleet: Fleet) -> None:
     """Raise if the fleet's compiler is not installed; the hint names the extra that installs it."""
     platform = fleet.chip.platform
-    package, extra = COMPILER_PACKAGES[platform]
+    extra, *packages = COMPILER_PACKAGES[platform]
     try:
-        importlib.metadata.version(package)
+        for package in packages:
+            importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as missing:
         raise InputError(
-            f"the compiler for {fleet.chip.name} is not installed: package {package} is missing",
-            hint=f"pip install 'meshwright[{extra}]', or add --simulate to let the CPU's compiler stand in",
+            f"the compiler for {fleet.chip.name} is not installed: package {missing.name} is missing",
+            hint=f"{how_to_install(extra)}, or add --simulate to let the CPU's compiler stand in",
         ) from missing

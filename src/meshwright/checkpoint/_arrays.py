@@ -27,13 +27,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tensorstore as ts
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import InputError, MeshwrightError
+from ..extras import not_installed
 from ..sharding import num_chunks_of, shape_of_layers
 from ._folder import Found
 from ._manifest import Piece, StoredArray
+
+try:
+    import tensorstore as ts
+except ModuleNotFoundError as missing:
+    raise not_installed("train", ["tensorstore"], "a checkpoint") from missing
 
 Tree = Any
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # its start in the array, and its shape

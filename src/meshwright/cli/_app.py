@@ -20,10 +20,11 @@ import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
 from meshwright.launch import leave
+from meshwright.plugins import quiet_jax_plugins
 
 from ._calibrate import calibrate, reconcile
 from ._catalog import fleets, formats, init, presets
-from ._console import Command, quiet_jax_plugins, standard_streams
+from ._console import Command, standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
 from ._plan import plan

@@ -5,10 +5,8 @@ This module also holds the checks on arguments and streams that all commands sha
 
 from __future__ import annotations
 
-import glob
 import io
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.table import Table
 
-# Device files that exist where the NVIDIA driver (under WSL: Windows' driver) has a GPU.
-NVIDIA_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
-JAX_PLUGIN_ERROR = "Jax plugin configuration error"
 
 PIPE_WIDTH = 100  # columns if no terminal reports its width
 WIDTHS = range(20, 1001)  # columns in which tables can be drawn; `COLUMNS` outside this range is ignored
@@ -176,28 +171,6 @@ def answer(
         return
     parts = page()
     show(*parts if isinstance(parts, tuple) else (parts,))
-
-
-def quiet_jax_plugins() -> None:
-    """Suppress JAX's traceback about a CUDA plugin that cannot start.
-
-    The plugin is installed for its compiler. Without a GPU nothing is missing, so nothing is printed. With a
-    GPU one line warns that the GPU is not used.
-    """
-
-    def shorten(record: logging.LogRecord) -> bool:
-        if not record.getMessage().startswith(JAX_PLUGIN_ERROR) or "cuda" not in record.getMessage():
-            return True
-        if not any(glob.glob(pattern) for pattern in NVIDIA_DEVICES):
-            return False
-        cause = "" if record.exc_info is None else f": {record.exc_info[1]}"
-        record.msg = (
-            f"warning: JAX cannot use the NVIDIA GPU of this machine{cause}. Run `meshwright doctor`."
-        )
-        record.args, record.exc_info, record.exc_text = (), None, None
-        return True
-
-    logging.getLogger("jax._src.xla_bridge").addFilter(shorten)
 
 
 def say_readings(config: str | None, on: str, layout: str | None) -> None:

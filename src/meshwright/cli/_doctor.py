@@ -1,9 +1,10 @@
 """Define `meshwright doctor` and `meshwright probe`, which examine this machine.
 
 `doctor` shows the targets that this machine can compile for, the devices that it can run on, and how to
-install what is missing. It tries each target: it weighs the preset `linear` for one of its chips with an
-empty cache, and it multiplies a matrix on the CPU. `doctor` loads jax only in child processes. `probe`
-measures the attached device.
+install what is missing for either. NVIDIA's libraries are for running on a card: weighing needs none of them,
+so without a card none is called for. `doctor` tries each target: it weighs the preset `linear` for one of its
+chips with an empty cache, and it multiplies a matrix on the CPU. `doctor` loads jax only in child processes.
+`probe` measures the attached device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +26,8 @@ from typing import Any
 import typer
 
 from meshwright.children import own_python, working_folder
+from meshwright.extras import how_to_install
+from meshwright.plugins import has_nvidia_gpu
 
 from ._console import JsonFlag, answer, phases, table
 
@@ -38,16 +42,13 @@ TARGETS: dict[str, tuple[str, str, dict[str, str]]] = {
         {
             "jax-cuda13-plugin": "JAX's plugin",
             "jax-cuda13-pjrt": "the compiler",
-            "nvidia-cuda-nvcc": "ptxas",
-            "nvidia-nvvm": "libdevice",
-            "nvidia-cudnn-cu13": "cuDNN, for flash attention",
         },
     ),
     "tpu": ("v5e-8", "tpu", {"libtpu": "the compiler"}),
     "cpu": ("1xCPU", "", {"jaxlib": "the compiler"}),
 }
-# Packages for which an installed CUDA toolkit may stand in: whether they are needed, the trial tells.
-OF_A_TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-nvvm")
+# The package that lists NVIDIA's libraries, and the name of its extra that brings them.
+CARDS_PLUGIN, CARDS_EXTRA = "jax-cuda13-plugin", "with-cuda"
 LOOK_FOR_DEVICES = """
 import json, jax
 square = jax.numpy.ones((64, 64))
@@ -73,6 +74,7 @@ def doctor(as_json: JsonFlag = False) -> None:
         "only_simulated": _only_simulated(),
         "devices": devices,
         "device_error": device_error,
+        "nvidia_gpu": _nvidia_gpu(devices),
         "machine": _machine(),
         "cache": _cache(),
     }
@@ -91,15 +93,14 @@ def _version(package: str) -> str | None:
 def _checked(name: str) -> dict[str, Any]:
     """Return the state of a compile target: the versions of its packages, and the result of a trial.
 
-    `compiles` is None if a package is missing that nothing replaces, so that it was not tried. `words` is the
-    output of a failed trial.
+    `compiles` is None if a package is missing, so that it was not tried. `words` is the output of a failed
+    trial.
     """
     fleet, extra, purposes = TARGETS[name]
     packages = {package: _version(package) for package in purposes}
-    missing = [package for package, version in packages.items() if version is None]
-    tried = all(package in OF_A_TOOLKIT for package in missing)
-    compiles, words = _try(name, fleet) if tried else (None, "")
-    install = f"pip install 'meshwright[{extra}]'" if missing and not compiles else ""
+    is_complete = None not in packages.values()
+    compiles, words = _try(name, fleet) if is_complete else (None, "")
+    install = "" if is_complete else how_to_install(extra)
     state = {"platform": name, "fleet": fleet, "packages": packages, "compiles": compiles}
     return {**state, "words": words, "install": install}
 
@@ -122,6 +123,31 @@ def _attached_devices() -> tuple[list[dict[str, Any]], str]:
         return [], words
     counts = Counter((name, kind) for name, kind in json.loads(output.splitlines()[-1]))
     return [{"platform": name, "kind": kind, "count": n} for (name, kind), n in counts.items()], ""
+
+
+def _nvidia_gpu(devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return whether this machine has an NVIDIA GPU, whether JAX uses it, and the versions of its libraries.
+
+    `install` is empty where nothing would be gained: without a GPU, and where JAX uses it. A toolkit of the
+    machine may stand in for packages that are missing.
+    """
+    is_used = any(device["platform"] in ("gpu", "cuda") for device in devices)
+    has_gpu = is_used or has_nvidia_gpu()
+    return {
+        "present": has_gpu,
+        "used": is_used,
+        "packages": {package: _version(package) for package in _libraries()},
+        "install": how_to_install("cuda") if has_gpu and not is_used else "",
+    }
+
+
+def _libraries() -> list[str]:
+    """Return the packages of NVIDIA's libraries, as JAX's plugin lists them; empty if it is not installed."""
+    try:
+        required = importlib.metadata.requires(CARDS_PLUGIN) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [re.split(r"[^\w.-]", line)[0] for line in required if f'extra == "{CARDS_EXTRA}"' in line]
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
@@ -193,6 +219,8 @@ def _page(fields: dict[str, Any]) -> tuple[Any, ...]:
     states = {True: "compiles", False: "FAILS", None: "missing"}
     targets: list[tuple[str, str, str]] = []
     notes: list[str | Text] = []
+    if fields["nvidia_gpu"]["install"]:
+        notes += ["", Text(f"NVIDIA GPU: {fields['nvidia_gpu']['install']}")]
     for target in fields["targets"]:
         name, fleet, purposes = target["platform"], target["fleet"], TARGETS[target["platform"]][2]
         packages = (f"{p} {v or 'missing'} ({purposes[p]})" for p, v in target["packages"].items())
@@ -205,11 +233,23 @@ def _page(fields: dict[str, Any]) -> tuple[Any, ...]:
     return (
         table(("here", ""), here),
         "",
-        table(("compile target", "state", "packages"), targets),
+        table(("compile target, to weigh", "state", "packages"), targets),
+        "",
+        table(("device, to run on", "state", "packages"), [_gpu_row(fields["nvidia_gpu"])]),
         "",
         table(("only with --simulate", "why"), simulated),
         *notes,
     )
+
+
+def _gpu_row(gpu: dict[str, Any]) -> tuple[str, str, str]:
+    missing = [package for package, version in gpu["packages"].items() if version is None]
+    state = "in use" if gpu["used"] else "NOT IN USE" if gpu["present"] else "none here"
+    words = f"all {len(gpu['packages'])} libraries of NVIDIA's are installed"
+    if missing or not gpu["packages"]:
+        some = f"{len(missing)} of {len(gpu['packages'])}" if gpu["packages"] else "NVIDIA's"
+        words = f"{some} libraries are not installed; weighing needs none"
+    return "NVIDIA GPU", state, "\n".join([words, *(missing if gpu["install"] else ())])
 
 
 def probe(as_json: JsonFlag = False) -> None:

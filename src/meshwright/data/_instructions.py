@@ -26,6 +26,7 @@ import numpy as np
 
 from meshwright.config import InstructionData
 from meshwright.errors import InputError
+from meshwright.extras import how_to_install
 
 from ._order import ALL, Rows, Split, windows_at
 from ._texts import BYTES, NUM_BYTES, FileTokenizer, Tokenizer, open_tokenizer
@@ -202,7 +203,7 @@ def _template(
     except ImportError as missing:
         raise InputError(
             f"{folder}: a chat template needs the package jinja2, which is not installed",
-            hint="pip install 'meshwright[tokenizers]', or use lines of prompt and completion",
+            hint=f"{how_to_install('tokenizers')}, or use lines of prompt and completion",
         ) from missing
     refused = (jinja2.TemplateError, TypeError, ValueError)
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

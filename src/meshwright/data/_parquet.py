@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, nearest_name
+from meshwright.extras import how_to_install
 
 PARQUET = ".parquet"
 _ROWS_AT_ONCE = 1024
@@ -47,7 +48,7 @@ def _packages(path: Path) -> tuple[Any, Any]:
     except ImportError as missing:
         raise InputError(
             f"{path}: reading Parquet needs the package pyarrow, which is not installed",
-            hint="pip install 'meshwright[parquet]', or convert it to .jsonl",
+            hint=f"{how_to_install('parquet')}, or convert it to .jsonl",
         ) from missing
     return pyarrow, pyarrow.parquet
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError, nearest_name
+from meshwright.extras import how_to_install
 
 from ._parquet import PARQUET, parquet_texts
 
@@ -247,7 +248,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     except ImportError as missing:
         raise InputError(
             f"{name}: reading a tokenizer.json needs the package tokenizers, which is not installed",
-            hint="pip install 'meshwright[tokenizers]', or use the tokenizer bytes",
+            hint=f"{how_to_install('tokenizers')}, or use the tokenizer bytes",
         ) from missing
     try:
         inner: Any = tokenizers.Tokenizer.from_file(name)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.extras import how_to_install
 
 from ._chip import CATALOG, GIB, Chip
 from ._fleet import chip_named
@@ -138,8 +139,9 @@ def _downloaded() -> Mapping[str, Any]:
     try:
         gpuhunt: Any = importlib.import_module("gpuhunt")  # the extra `prices`
     except ModuleNotFoundError as missing:
-        hint = "install it: pip install 'meshwright[prices]'"
-        raise InputError("prices are refreshed from gpuhunt, which is not installed", hint=hint) from missing
+        raise InputError(
+            "prices are refreshed from gpuhunt, which is not installed", hint=how_to_install("prices")
+        ) from missing
     catalog = gpuhunt.Catalog()
     logging.getLogger("gpuhunt").setLevel(logging.CRITICAL)  # its tracebacks; `left_out` tells the same
     try:

@@ -27,6 +27,7 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ..extras import absent, how_to_install
 from ._drawings import DOT_COLOURS, lane_svg, scatter_svg
 from ._model import (
     FAINT,
@@ -199,8 +200,7 @@ def _page_block(block: Block) -> str:
         case Bars():
             return f"<figure>{_page_bars(block)}</figure>\n"
         case Plot():
-            legend = _legend(block.colours, block.lines, block.shapes)
-            return f"<figure>\n{svg_of(block)}{legend}</figure>\n"
+            return f"<figure>\n{_page_plot(block)}</figure>\n"
         case Scatter():
             drawn = scatter_svg(block, "wide") + scatter_svg(block, "narrow")
             return f"<figure>\n{drawn}{_scatter_legend(block)}</figure>\n"
@@ -319,6 +319,16 @@ def loading_plots() -> Iterator[None]:
 def _load_plots() -> None:
     with suppress(Exception):  # the page that needs it reports what fails
         import matplotlib.figure  # noqa: F401
+
+
+def _page_plot(plot: Plot) -> str:
+    """Return a plot with its legend, or words in its place: a page is written after hours of training too."""
+    if absent(["matplotlib"]):
+        words = (
+            f"Not drawn: {plot.label}. It needs matplotlib, which is not installed; {how_to_install('draw')}"
+        )
+        return f"<p>{_text(words)}</p>\n"
+    return svg_of(plot) + _legend(plot.colours, plot.lines, plot.shapes)
 
 
 def svg_of(plot: Plot) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.compiler import USERS_FAILURES, find_function, needs
 from meshwright.errors import InputError, nearest_name
+from meshwright.extras import how_to_install
 from meshwright.units import aligned, format_bytes, format_count, format_rate
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def require_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as missing:
-        raise InputError("PyTorch is not installed", hint="pip install 'meshwright[torch]'") from missing
+        raise InputError("PyTorch is not installed", hint=how_to_install("torch")) from missing
 
 
 def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account:

@@ -19,13 +19,16 @@ import jax
 from ..children import own_python
 from ..config import Layout, near_divisors, or_list
 from ..errors import InputError, MeshwrightError
+from ..extras import how_to_install
 from ..hardware import Fleet, chip_of_device_kind, memory_fraction
 from ..launch import processes_of_this_run
 from ..ledger import allowance
+from ..plugins import has_nvidia_gpu
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses to start if both are set
 LOCAL_IDS = "JAX_LOCAL_DEVICE_IDS"  # jax reads it; set only by the user
+LIBRARIES = "running on a GPU needs NVIDIA's libraries, which weighing does not"
 LAST_LINES = 8
 Devices = list[Any]  # of jax.Device, which type checkers treat as a variable
 _LIST_DEVICES = "import jax, json; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
@@ -41,12 +44,19 @@ def local_fleet() -> Fleet:
     share depends on which GPU is found.
 
     Raises:
-        InputError: no chip of the catalog reports the attached kind, or the hosts differ.
+        InputError: no chip of the catalog reports the attached kind, the hosts differ, or jax cannot use the
+            NVIDIA GPU of this machine and nobody chose the CPU.
         MeshwrightError: jax could not list the devices; the message ends with jax's last lines of output.
     """
     platform, kind, count = _visible()
     peers = processes_of_this_run()
     if platform == "cpu":
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if has_nvidia_gpu() and not hidden and not os.environ.get("JAX_PLATFORMS"):
+            raise InputError(
+                "JAX cannot use the NVIDIA GPU of this machine, so that only the CPU would be trained on",
+                hint=f"{LIBRARIES}: {how_to_install('cuda')}; or name the CPU: --on 1xCPU",
+            )
         return Fleet.parse(f"{peers.count}xCPU")
     if peers.count == 1:
         return Fleet.local(kind, count)
@@ -191,10 +201,10 @@ def _attached(fleet: Fleet, devices: Devices) -> Devices:
     if len(of_kind) < fleet.num_devices:
         counts = Counter(device.device_kind for device in devices)
         attached = ", ".join(f"{count} x {kind}" for kind, count in sorted(counts.items()))
-        raise InputError(
-            f"{fleet.name} is not attached: this machine has {attached}",
-            hint=f"use --on local for attached devices, or simulate: --on {min(fleet.num_devices, 8)}xCPU",
-        )
+        hint = f"use --on local for attached devices, or simulate: --on {min(fleet.num_devices, 8)}xCPU"
+        if fleet.chip.platform == "cuda" and has_nvidia_gpu() and not of_kind:
+            hint = f"if the GPU is here, {LIBRARIES}: {how_to_install('cuda')}. Else {hint}"
+        raise InputError(f"{fleet.name} is not attached: this machine has {attached}", hint=hint)
     peers = processes_of_this_run()
     if peers.count > 1 and len(of_kind) != fleet.num_devices:
         raise InputError(

@@ -20,16 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tensorboardX import summary
-from tensorboardX.proto import event_pb2
-from tensorboardX.record_writer import masked_crc32c
 
 from ..config import FaultConfig
 from ..errors import InputError
+from ..extras import not_installed
 from ..launch import processes_of_this_run
 from ..measure import StepClock
 from ._interface import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, RunRequest, StepDone
 from ._run_folder import METRICS, RunFolder, Writes, write_whole
+
+try:
+    from tensorboardX import summary
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.record_writer import masked_crc32c
+except ModuleNotFoundError as missing:
+    raise not_installed("train", ["tensorboardX"], "training") from missing
 
 Tree = Any
 BOARD: Any = event_pb2  # TensorBoard's messages, which protobuf defines where no type checker sees them

@@ -4,8 +4,11 @@ A program may call the host: `jax.debug.print`, `io_callback`, `pure_callback`. 
 the runtime client of the target, which holds the Python function that the program will call. A weighing never
 runs the program, and no such client exists where the target's devices are only described. For the time of one
 lowering `callbacks_without_devices` gives JAX a client that holds nothing. The program is otherwise the one
-that runs: the operands of the call are computed and its results are used. JAX also asks cuSOLVER for its
-version before it lowers `jnp.linalg.eig`, and a process without a GPU has none: it is told that of CUDA 13.
+that runs: the operands of the call are computed and its results are used.
+
+JAX also asks NVIDIA's libraries for their releases, and the extra `nvidia` does not bring them. Before it
+lowers `jnp.linalg.eig` it asks cuSOLVER, and is told CUDA 13's. While it traces cuDNN's attention, or Pallas'
+attention for Hopper, it asks cuDNN and CUDA's runtime; `libraries_of_plugin` answers for what is absent.
 
 JAX has no public name for this. The private names are those of jax 0.10 to 0.12, and a test of each release
 reads them.
@@ -16,15 +19,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax._src import callback, debugging, dispatch
 from jax._src.lax import linalg
+from jax._src.lib import cuda_versions
 from jax.extend.backend import backends
 from jax.sharding import AbstractDevice, AbstractMesh
 
+_VERSIONS_LOCK = threading.Lock()
+_OWN = dict[str, Callable[[], int]]()  # the plugin's own functions
 _LOCK = threading.Lock()  # the names that are replaced belong to the process
 _CALLBACKS = (
     callback.io_callback_p,
@@ -51,6 +57,51 @@ class _Client:
 
     def make_python_callback_from_host_send_and_recv(self, *arguments: Any) -> None:
         """Hold no function: a TPU's host sends and receives, and this one never does."""
+
+
+_answering = 0  # blocks of `libraries_of_plugin` that are open, in all threads
+_LIBRARIES = ("cudnn", "cuda_runtime")
+
+
+@contextlib.contextmanager
+def libraries_of_plugin(platform: str) -> Iterator[None]:
+    """Let JAX trace as if libraries that are absent had the releases that its plugin was built with.
+
+    JAX only compares them with the least release of a feature. A library that answers is asked itself.
+    """
+    global _answering
+    asked: Any = cuda_versions
+    if platform != "cuda" or asked is None:
+        yield
+        return
+    with _VERSIONS_LOCK:
+        _answering += 1
+        if _answering == 1:
+            for name in _LIBRARIES:
+                _OWN[name] = getattr(asked, f"{name}_get_version")
+                setattr(asked, f"{name}_get_version", _release(name))
+    try:
+        yield
+    finally:
+        with _VERSIONS_LOCK:
+            _answering -= 1
+            if not _answering:
+                for name, own in _OWN.items():
+                    setattr(asked, f"{name}_get_version", own)
+
+
+def _release(name: str) -> Callable[[], int]:
+    """Return a function that answers with a library's release, or the one that the plugin was built with."""
+    own = _OWN[name]
+    built: Callable[[], int] = getattr(cuda_versions, f"{name}_build_version")
+
+    def release() -> int:
+        try:
+            return own()
+        except RuntimeError:  # "cuDNN not found."
+            return built()
+
+    return release
 
 
 @contextlib.contextmanager

@@ -27,9 +27,10 @@ from jax.sharding import NamedSharding
 
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
+from ..extras import how_to_install
 from ..records import EXACT, read_record
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
-from ._deviceless import callbacks_without_devices, devices_of_kind
+from ._deviceless import callbacks_without_devices, devices_of_kind, libraries_of_plugin
 from ._partitioning import answers_of, equations, renamed, rules_text
 from ._traced import count_traced, program_in
 
@@ -96,7 +97,8 @@ def lowered_call(
         InputError: the call fails while it is traced or lowered.
     """
     try:
-        with devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
+        # Equations keep the devices that they are traced for.
+        with devices_of_kind(device_kind, platform), libraries_of_plugin(platform):
             traced, paths = _traced(step, args, kwargs)
             named = variables_of_nnx(args, kwargs, paths, traced.jaxpr.jaxpr.invars)
             roles = {path: role for path, role in named.values() if role}
@@ -114,6 +116,12 @@ def lowered_call(
             hint = (
                 f"jax.pmap needs a device for each slice, and this process has {jax.local_device_count()}: "
                 "simulate more with jax.config.update('jax_num_cpu_devices', N) before the first use of jax"
+            )
+        elif "dnnCreate" in str(failed):  # jax.experimental.rnn
+            hint = (
+                "cuDNN's recurrent layers ask an attached GPU while they are traced: write the layer with "
+                "jax.lax.scan, or weigh where a GPU is and NVIDIA's libraries are installed; "
+                f"{how_to_install('cuda')}"
             )
         raise InputError(
             f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",

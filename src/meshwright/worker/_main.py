@@ -142,12 +142,14 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         request.rules.register()
     devices = _devices(request)
     from ..sharding import mesh_of  # imported here: jax reads its settings on import
+    from ._deviceless import libraries_of_plugin
     from ._traced import count_traced
 
     mesh = mesh_of(request.mesh_axes, devices)
     begin_phase(work, "tracing")
-    step, arguments, keywords, facts = _program(request, mesh)
-    traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
+    with libraries_of_plugin(request.platform):
+        step, arguments, keywords, facts = _program(request, mesh)
+        traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
     if request.function is not None:
         key = {"key": request.key(lowered.as_text())}

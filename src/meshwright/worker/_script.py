@@ -81,11 +81,13 @@ def _run(request: ScriptRequest, folder: Path) -> None:
         jax.config.update("jax_num_cpu_devices", request.num_devices)
         devices = jax.devices()
     watch = _Watch(request, folder)
+    from ._deviceless import libraries_of_plugin
     from ._shapes import held_as_shapes
     from ._stand_ins import as_the_fleet, without_checkpoints
 
     without_checkpoints(watch.left_out)
-    with as_the_fleet(devices, request.platform), held_as_shapes(watch, devices[0]):
+    as_fleet, libraries = as_the_fleet(devices, request.platform), libraries_of_plugin(request.platform)
+    with as_fleet, libraries, held_as_shapes(watch, devices[0]):
         if request.function:
             _answer(folder, ScriptAnswer(candidates=(_of_function(request, folder),)))
         ended = _run_as_main(request)
