@@ -29,6 +29,8 @@ from meshwright.sharding import mesh_of
 from meshwright.step import TrainStep, build_step
 from tests.rounding import Rounding, rounding_of
 
+pytestmark = pytest.mark.quick
+
 SEQUENCES, MICROBATCHES = 32, 4
 MODEL = ("data.source=synthetic", "model.embed_dim=64", "model.num_heads=8")
 MODEL += ("model.num_kv_heads=4", "model.mlp_dim=128", "model.vocab_size=61", "batch.sequence_length=32")
@@ -197,7 +199,6 @@ def rounded(alone: Case) -> Rounding:
     return rounding_of(functools.partial(trained, alone), parameters, wanted, "bf16")
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in everything()], ids=str)
 def test_a_layout_trains_as_one_device_does(case):
     alone = Case("data=1", case.experts, case.bf16, False, case.accumulates and case.experts, case.num_layers)

@@ -30,6 +30,8 @@ from meshwright.sharding import mesh_of
 from meshwright.step import TrainStep, build_step
 from tests.rounding import Rounding, rounding_of
 
+pytestmark = pytest.mark.quick
+
 SEQUENCES, MICROBATCHES, STAGES = 32, 4, 2
 SIZES = (
     *("data.source=synthetic", "model.embed_dim=32", "model.num_heads=4", "model.mlp_dim=64"),
@@ -300,7 +302,6 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     return [] if case in map(told, TELLING) else [pytest.mark.long if is_deep else pytest.mark.wide]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in cover()[0]], ids=str)
 def test_a_layout_trains_as_one_device_does(case):
     if case.precision != "fp32":

@@ -17,6 +17,8 @@ from meshwright.models import Context, model_of, with_adapters
 from meshwright.step import build_step
 from meshwright.worker._traced import count_traced
 
+pytestmark = pytest.mark.quick
+
 EVERY = 'lora.targets=["all-linear"]'
 LORA = ("lora.rank=4", "data.source=synthetic", "batch.sequence_length=32", EVERY)
 

@@ -16,6 +16,8 @@ from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 EMBED, EXPERTS = 16, 8
 BASE = TransformerModel(
     kind="transformer",

@@ -17,6 +17,8 @@ from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 # The Transformer against a plain one, written out here: no scan, no blocks, no chunks, no mesh.
 
 

@@ -17,6 +17,8 @@ from meshwright.models import Parameter, initial_parameters
 from meshwright.step import build_step
 from meshwright.step._build import abstract_batch, whole_over_replicas
 
+pytestmark = pytest.mark.quick
+
 # One step on one device, and the same step on eight simulated ones.
 
 
@@ -133,7 +135,6 @@ CASES = [
 ]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(("axes", "model", "more"), CASES)
 def test_layouts_and_microbatches_give_the_losses_of_one_device_and_one_batch(
     axes, model, more, mesh, trained

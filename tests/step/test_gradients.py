@@ -24,6 +24,8 @@ from meshwright.step._gradients import (
 )
 from tests.rounding import FLOAT32, rounding_of
 
+pytestmark = pytest.mark.quick
+
 # Microbatches against the whole batch at once, and replicas that sum up their own.
 
 

@@ -12,6 +12,8 @@ from meshwright.hardware import Fleet
 from meshwright.step import build_step
 from meshwright.training import sample_run
 
+pytestmark = pytest.mark.quick
+
 P = PartitionSpec
 RUN = ("model.num_kv_heads=2", "model.vocab_size=259", "model.num_layers=1", "batch.sequence_length=16")
 SMALL = ("batch.sequences=8", "evaluation.every_steps=2", "evaluation.batches=1")

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402

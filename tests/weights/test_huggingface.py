@@ -15,6 +15,8 @@ from meshwright.step import build_step
 from meshwright.training import FirstWeights
 from meshwright.weights import from_huggingface, to_huggingface, weights_of, write_files
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
 transformers = pytest.importorskip(
     "transformers", reason="compared with transformers, which is not installed"

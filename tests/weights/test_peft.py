@@ -24,7 +24,10 @@ transformers = pytest.importorskip(
 )
 peft = pytest.importorskip("peft", reason="compared with PEFT, which is not installed")
 # PEFT asks transformers for a property by its former name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 SIZES = {
     "vocab_size": 96,
