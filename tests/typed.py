@@ -1,8 +1,8 @@
 """A pytest plugin, `-p tests.typed`: check annotations, of arrays too, as functions are called.
 
-Loaded before tests/conftest.py, so that nothing of the package has been imported. `make test-typed` uses it; the
-checks take a tenth of the time, so the other runs leave them out. Not jaxtyping's own option, which imports
-what it reads before it looks at this folder's settings and takes no list that follows the tree.
+`make test-again` uses it; the checks take a tenth of the time, so `make test` leaves them out. Plugins are
+loaded before tests/conftest.py, so before anything of the package. jaxtyping's own option does the same for
+a list of modules on the command line; this list follows the tree.
 """
 
 from __future__ import annotations
