@@ -1,6 +1,7 @@
 """A pytest plugin that writes the processor's seconds of each test, with those of all that it started.
 
-Used by benchmarks/test_seconds.py. Wall seconds tell little on a machine that others use; a processor's do.
+Used by benchmarks/seconds_of_tests.py. Wall seconds tell little on a machine that others use; a processor's
+do.
 """
 
 from __future__ import annotations
