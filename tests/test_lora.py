@@ -138,7 +138,7 @@ AXES = {
 
 @pytest.mark.parametrize(
     ("axes", "overrides"),
-    [pytest.param(*AXES[k], id=k, marks=pytest.mark.wide if k == "unrolled" else ()) for k in AXES],
+    [pytest.param(*AXES[k], id=k, marks=() if k == "fsdp, tensor" else pytest.mark.wide) for k in AXES],
 )
 def test_layouts_train_adapters_alike(axes, overrides, mesh):
     unrolled = [each for each in overrides if "unroll" in each]

@@ -271,7 +271,7 @@ def trained(kind, axes, steps):
     return losses
 
 
-SIMPLE = ("adagrad", "rmsprop", "adam", "lion")  # their moments lie as SGD's and AdamW's do
+SIMPLE = ("adagrad", "rmsprop", "adam", "lion", "sgd")  # their moments lie as AdamW's do
 
 
 @pytest.mark.parametrize(

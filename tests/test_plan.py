@@ -315,7 +315,7 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
         pytest.param("unroll", 60, True, False, marks=pytest.mark.wide),
         ("unroll", 60, True, True),
         pytest.param("keep", 60, False, True, marks=pytest.mark.wide),
-        ("auto", 5, False, False),
+        pytest.param("auto", 5, False, False, marks=pytest.mark.wide),
     ],
 )
 def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, few, forked_workers):

@@ -40,7 +40,7 @@ def kept(state: Any, like: Any) -> Any:
     "more",
     [
         pytest.param(SEVEN, id="adamw, padded"),
-        pytest.param((*ADAFACTOR, *EXPERTS), id="adafactor, experts"),
+        pytest.param((*ADAFACTOR, *EXPERTS), id="adafactor, experts", marks=pytest.mark.wide),
         pytest.param((*SEVEN, *ADAFACTOR), id="adafactor, padded", marks=pytest.mark.wide),
     ],
 )

@@ -191,10 +191,10 @@ def loss_and_gradients(name, context, documents):
     ("axes", "name", "dtype", "remat", "documents"),
     [
         ({"data": 2, "context": 4}, "learned", jnp.float32, "full", True),
-        ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.bfloat16, "dots-attention", False),
         *(
             pytest.param(*case, marks=pytest.mark.wide)
             for case in (
+                ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.bfloat16, "dots-attention", False),
                 ({"context": 8}, "rotary", jnp.float32, "none", False),
                 ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.float32, "dots-attention", True),
                 ({"fsdp": 2, "context": 2, "tensor": 2}, "learned", jnp.bfloat16, "dots-attention", False),

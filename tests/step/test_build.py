@@ -99,11 +99,10 @@ def equal(mine, theirs):
 
 
 IN_TWO = ("batch.microbatch_sequences=2",)  # of the rows of each of four replicas
-# The model of both, and what changes none of its numbers. `make test` has data and tensor alone in
+# The model of both, and what changes none of its numbers. `make test` has tensor alone in
 # tests/test_layouts.py.
 CASES = [
     pytest.param({"fsdp": 8}, NANO, (), id="fsdp=8"),
-    pytest.param(ALL_THREE, NANO, IN_TWO, id="all three in two"),
     pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
     pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
     pytest.param({"data": 2, "context": 4}, NANO, ("zero1=true",), id="ZeRO-1 over context"),
@@ -114,6 +113,7 @@ CASES = [
             ("data=8 in two", {"data": 8}, ("batch.microbatch_sequences=1",)),
             ("tensor=4 in two", {"tensor": 4}, ("batch.microbatch_sequences=8",)),
             ("all three", ALL_THREE, ()),
+            ("all three in two", ALL_THREE, IN_TWO),
             ("ZeRO-1", {"data": 4, "fsdp": 2}, ("zero1=true",)),
             (
                 "ZeRO-1 over context outside of data in two",
