@@ -328,6 +328,7 @@ def reordered(tree: Any, order: np.ndarray) -> Any:
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("row", [TELLING[2], TELLING[1]], ids=["bf16", "fp8"])
 def test_sums_in_another_order_use_less_than_three_quarters_of_what_rounding_can_do(row):
     """Sequences and hidden units change places: each microbatch, device and message sums other ones."""
@@ -342,6 +343,7 @@ def test_sums_in_another_order_use_less_than_three_quarters_of_what_rounding_can
         assert max(used.values()) < 0.75, max(used.items(), key=lambda each: each[1])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("row", "devices"), [(TELLING[2], 8), (TELLING[1], 2)], ids=["bf16", "fp8"])
 def test_a_share_that_a_device_left_out_is_farther_than_rounding_goes(row, devices):
     """Of one parameter's gradient, in bf16 one device's of eight; in eight bits one of two, of matrices."""

@@ -119,6 +119,7 @@ def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_
     assert sum(path.stat().st_size for path in files) < 1.5 * num_bytes  # with what describes the arrays
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("processes", "killed", "fewer"), [(2, 1, 1), pytest.param(4, 2, 2, marks=pytest.mark.long)]
 )
@@ -164,6 +165,7 @@ def test_sigterm_at_one_process_stops_all_after_the_same_step_with_a_checkpoint(
     assert found.step == measured["steps"] == len(losses(folder))
 
 
+@pytest.mark.once
 def test_a_mistake_of_the_user_is_said_once(tmp_path):
     said = command("linear", tmp_path / "run", "4xCPU", 3, "--processes", "2", "--layout", "data=3")
     done = subprocess.run(said, capture_output=True, text=True)

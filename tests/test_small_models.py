@@ -13,7 +13,7 @@ from meshwright.data import open_data
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.once]
 
 
 def test_a_line_is_found_to_the_noise_about_it():

@@ -11,6 +11,8 @@ from meshwright.data import tokenize
 from meshwright.data._texts import documents_in, pieces_of
 from meshwright.errors import InputError
 
+pytestmark = pytest.mark.once
+
 TEXTS = [f"text {number} " + "é" * (number % 5) for number in range(40)]
 
 

@@ -94,6 +94,7 @@ def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, tot
     assert float(found) == total / 256
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "layout",
     [
@@ -238,6 +239,7 @@ LEARNED = ("model.position=learned", "model.rope_theta=none", "model.max_positio
 LEARNED += ("model.tied_embeddings=true",)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "axes",
     [
@@ -325,6 +327,7 @@ def gradients_norm(built, data):
     return float(built.step(state, place(data.batch(0, "train"), built))[1]["gradient_norm"])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("precision", "tolerance", "overrides"),
     [("fp16", 2e-3, ("batch.microbatch_sequences=2",)), ("fp8", 5e-2, ())],
@@ -358,6 +361,7 @@ def test_latent_attention_in_eight_bits_computes_the_same_on_eight_devices(mesh,
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
+@pytest.mark.once
 def test_the_whole_sequence_decides_which_factors_longrope_takes_where_context_splits_it(mesh, built_on):
     """A sequence of 64 positions is long here; the 16 of each device would not be."""
     stretched = ("batch.microbatch_sequences=2", "model.rope_stretching=longrope")

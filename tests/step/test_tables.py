@@ -35,6 +35,7 @@ def test_between_steps_tensor_splits_the_columns_of_a_table_and_no_row_is_paddin
             assert tree[name].sharding.spec == P(None, columns)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("more", "num_rows"),
     [((), 259), (("model.vocab_size=260",), 260), (("model.tied_embeddings=true",), 259)],
