@@ -1,7 +1,7 @@
 """Plant one fault in each package, and see whether the tests find it.
 
-Run: python benchmarks/planted_faults.py [--tests FOLDER] [--record] [PACKAGE ...]. Each fault is one line of a
-copy of src; the named tests of `make test` run against the copy, and a fault is found if one of them fails.
+Run: python benchmarks/planted_faults.py [--tests FOLDER] [--record] [PACKAGE ...]. Each fault is one line of
+a copy of src; the named tests of `make test` run against the copy, and a fault is found if one of them fails.
 --tests runs those of another checkout, to compare the tests before and after a change of theirs. Writes
 benchmarks/records/DATE_planted_faults.toml with --record. Exit status is the number of faults that no test
 finds.
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from _record import ROOT, write_record
 
@@ -36,10 +37,12 @@ class Fault:
 
     @property
     def package(self) -> str:
+        """The package of the file."""
         return self.file.partition("/")[0]
 
 
 def fault(file: str, old: str, new: str, *tests: str) -> Fault:
+    """Make a fault of a file, the old line, the new one, and paths below tests/."""
     return Fault(file=file, old=old, new=new, tests=tuple(f"tests/{test}" for test in tests))
 
 
@@ -84,9 +87,10 @@ FAULTS = (
     ),
     fault(
         "hardware/_fleet.py",
-        'return chip.platform == "cpu" or count <= chip.chips_per_host',
-        'return chip.platform == "cpu" or count < chip.chips_per_host',
+        "return int(memory_bytes * memory_fraction)",
+        "return int(memory_bytes)",
         "hardware/test_fleet.py",
+        "hardware/test_target.py",
     ),
     fault(
         "hlo/_text.py",
@@ -186,6 +190,7 @@ FAULTS = (
 
 
 def main(arguments: list[str]) -> int:
+    """Plant the faults that are asked for, and print what became of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="only the faults of these")
     parser.add_argument(
@@ -195,7 +200,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     chosen = [each for each in FAULTS if not given.packages or each.package in given.packages]
     rows = list(found_faults(chosen, given.tests.resolve()))
-    missed = [row["file"] for row in rows if not row["found"]]
+    missed: list[str] = [row["file"] for row in rows if not row["found"]]
     print(f"{len(rows) - len(missed)} of {len(rows)} faults are found; not: {', '.join(missed) or 'none'}")
     if given.record:
         facts = {"found": len(rows) - len(missed), "planted": len(rows)}
@@ -205,7 +210,7 @@ def main(arguments: list[str]) -> int:
     return len(missed)
 
 
-def found_faults(faults: Iterable[Fault], checkout: Path) -> Iterable[dict[str, object]]:
+def found_faults(faults: Iterable[Fault], checkout: Path) -> Iterable[dict[str, Any]]:
     """Yield what became of each fault, planted in a copy of src one after another."""
     with tempfile.TemporaryDirectory(prefix="meshwright-faults-") as folder:
         source = Path(folder) / "src"
