@@ -147,6 +147,7 @@ FAULTS = (
         "if shape is not None and num_repeats(dims, shape, mesh) > 1:",
         "if shape is not None and num_repeats(dims, shape, mesh) > 2:",
         "sharding/test_rules.py",
+        "step/test_tables.py",
     ),
     fault(
         "step/_gradients.py",

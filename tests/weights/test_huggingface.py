@@ -169,7 +169,7 @@ WIDE = {
     *("llama, heads of their own size", "mistral", "qwen2, windows in turn", "qwen3 with experts", "gemma"),
     *("olmoe", "olmo3", "ernie", "glm4 with experts", "phi3", "gpt-neox, serial"),
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
-    *("ministral", "seed-oss", "glm", "gemma3, stretched", "deepseek-v2, lite"),
+    *("ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
 }
 
 
