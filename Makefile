@@ -25,7 +25,7 @@ help:
 	@echo 'make test-again what may differ on another Python or jax: one case of each test, with annotations checked'
 	@echo 'make test-wide  the wider tests: more layouts, every chip, a fuzz of the command line'
 	@echo 'make test-long  the tests that take minutes each; leaves a record in benchmarks/records'
-	@echo 'make lint       ruff: rules and format'
+	@echo 'make lint       ruff: rules and format; no module above 700 lines, no function above 60'
 	@echo 'make types      pyright, strict where jax is not imported'
 	@echo 'make contract   which package may import which'
 	@echo 'make lock       renew requirements/py3*.txt from pyproject.toml'
@@ -60,6 +60,7 @@ test-long: $(TESTABLE)
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(wildcard $(SOURCES))
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	$(BIN)/python benchmarks/size.py --check
 
 types: $(TESTABLE)
 	$(BIN)/pyright --pythonpath $(BIN)/python
