@@ -56,7 +56,7 @@ def too_large() -> Iterator[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = _lines_of(node)
                 if lines > MOST_LINES_OF_A_FUNCTION:
-                    yield f"{name}:{node.lineno}: {node.name} has {lines} lines, a function 60 at most: split it"
+                    yield f"{name}:{node.lineno}: {node.name} has {lines} lines, above 60: split it"
 
 
 def _lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
