@@ -23,9 +23,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # the CPU are slower, and their rounding is no different in kind.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # The processes that tests start find the package compiled. They write no bytecode of their own: a test may
-# write a program twice in one second, and Python would then run the first one's bytecode for the second.
-sys.dont_write_bytecode = True
+# write a program twice in one second, and Python would then run the first one's bytecode for the second. So it
+# is here too, once the tests are collected: the next session is spared four seconds of rewriting asserts.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.dont_write_bytecode = False
 # A cold cache each session: else a test could pass on what an older source left behind. The processes that
 # pytest-xdist starts share the one of the process that started them.
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
@@ -124,6 +125,10 @@ def pytest_sessionstart() -> None:
         measured_again="tests never measure again",
     )
     _calibration.write_kept(_calibration.path_of("CPU"), rates.to_json())
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = True
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m`
