@@ -23,7 +23,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # the CPU are slower, and their rounding is no different in kind.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # The processes that tests start find the package compiled. They write no bytecode of their own: a test may
-# write a program twice in one second, and Python would then run the first one's bytecode for the second. So it
+# write a program twice in a second, and Python would then run the first one's bytecode for the second. So it
 # is here too, once the tests are collected: the next session is spared four seconds of rewriting asserts.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False
