@@ -170,7 +170,7 @@ FAULTS = (
     fault(
         "training/_recording.py",
         "if not deviation or loss <= mean + self._sigmas * deviation:",
-        "if not deviation or loss <= mean + 2 * self._sigmas * deviation:",
+        "if not deviation or loss >= mean + self._sigmas * deviation:",
         "training/test_recording.py",
     ),
     fault(
