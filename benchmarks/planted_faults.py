@@ -177,9 +177,7 @@ FAULTS = (
         "weights/_files.py",
         "if end > size:",
         "if end > 2 * size:",
-        "config/test_huggingface.py",
-        "weights/test_huggingface.py",
-        "test_formats.py",
+        "weights",
     ),
     fault(
         "worker/_traced.py",
