@@ -61,5 +61,5 @@ def test_an_index_that_is_none_and_a_folder_without_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="no safetensors file is in"):
         WeightFiles(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(InputError, match="index.json cannot be read"):
+    with pytest.raises(InputError, match=r"index\.json cannot be read"):
         WeightFiles(tmp_path)
