@@ -30,9 +30,9 @@ FAMILIES = {
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
-    ("turns", "fsdp=2,tensor=2", "full"),
     ("few keys", "fsdp=2,tensor=4", "none"),
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
+    pytest.param("turns", "fsdp=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("turns", "stage=2,context=4", "none", marks=pytest.mark.wide),
     pytest.param("turns", "data=2,context=4", "full", marks=pytest.mark.wide),
     pytest.param("few keys", "stage=2,tensor=4", "none", marks=pytest.mark.wide),

@@ -105,7 +105,6 @@ CASES = [
     pytest.param({"fsdp": 8}, NANO, (), id="fsdp=8"),
     pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
     pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
-    pytest.param({"data": 2, "context": 4}, NANO, ("zero1=true",), id="ZeRO-1 over context"),
     pytest.param(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO), id="offloaded, in two"),
     *(
         pytest.param(axes, NANO, more, id=name, marks=pytest.mark.wide)
@@ -115,6 +114,7 @@ CASES = [
             ("all three", ALL_THREE, ()),
             ("all three in two", ALL_THREE, IN_TWO),
             ("ZeRO-1", {"data": 4, "fsdp": 2}, ("zero1=true",)),
+            ("ZeRO-1 over context", {"data": 2, "context": 4}, ("zero1=true",)),
             (
                 "ZeRO-1 over context outside of data in two",
                 {"context": 4, "data": 2},

@@ -105,7 +105,10 @@ def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, tot
     ],
     ids=str,
 )
-@pytest.mark.parametrize("more", [(), ("zero1=true",)], ids=["whole", "zero1"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), id="whole", marks=pytest.mark.wide), pytest.param(("zero1=true",), id="zero1")],
+)
 def test_sums_in_bf16_give_every_layout_the_gradient_of_fp32_to_their_precision(mesh, layout, more):
     def figures(gradient_sum):
         chosen = ["precision=bf16", "batch.sequences=16", "batch.microbatch_sequences=2", *more]

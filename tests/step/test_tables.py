@@ -60,7 +60,7 @@ def test_a_checkpoint_with_stages_has_whole_tables_and_is_restored_on_other_layo
     checkpoints.close()
 
 
-@pytest.mark.parametrize("num_rows", [259, 260])
+@pytest.mark.parametrize("num_rows", [259, pytest.param(260, marks=pytest.mark.wide)])
 def test_stages_gather_a_head_once_a_step_unless_each_has_all_of_it_padded(num_rows):
     """For the loss, gradients of 8 microbatches of 16 positions are gathered too, 64 numbers each."""
     more = ("model.tied_embeddings=true", f"model.vocab_size={num_rows}", "model.num_layers=2", *SMALL)
