@@ -7,11 +7,11 @@ biases, beside experts those of queries, keys and values. Every layout meets bot
 rematerialisation or none, and accumulation or none, and every two of those meet too: a pairwise cover. Each
 of the four key-value heads serves two devices where `tensor` has eight, and wherever there is `tensor`, a
 vocabulary of 61 is padded. Layouts take the policies of rematerialisation in turn, so that each policy meets
-every axis. `make test` runs a case of `tensor`, of `expert` and of a combination (tests/step/test_build.py has
-`data` and `fsdp`, tests/models/test_ring.py `context`), `make test-wide` the rest of the cover, `make test-long`
-all combinations. One device's program
-is compiled for each model and format only: rematerialisation changes no number, and accumulation none either
-where there are no experts, whose balance is that of a microbatch.
+every axis. `make test` runs a case of `tensor`, of `expert` and of a combination (`data` and `fsdp` are in
+tests/step/test_build.py, `context` in tests/models/test_ring.py), `make test-wide` the rest of the cover,
+`make test-long` all combinations. One device's program is compiled for each model and format only:
+rematerialisation changes no number, and accumulation none either where there are no experts, whose balance is
+that of a microbatch.
 """
 
 import functools
