@@ -147,6 +147,7 @@ def test_layouts_train_adapters_alike(axes, overrides, mesh):
     np.testing.assert_allclose(split, alone, rtol=2e-5)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "precision", ["bf16", *(pytest.param(each, marks=pytest.mark.wide) for each in ("fp16", "fp8"))]
 )

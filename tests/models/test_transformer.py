@@ -265,6 +265,7 @@ def test_without_a_key_nothing_is_dropped(expected, context):
     assert abs(lost[0] - kept[0]) > 1e-3
 
 
+@pytest.mark.once
 def test_dropout_is_the_same_on_every_layout(context):
     config = LLAMA.model_copy(update={"dropout": 0.5, "loss_chunk": 6})  # of each half of a sequence
     tokens, key = jnp.array(np.tile(TOKENS[:2], (2, 1))), jax.random.key(3)

@@ -278,6 +278,7 @@ def test_evaluation_drops_nothing(mesh):
     assert dropping == plain
 
 
+@pytest.mark.once
 def test_dropout_differs_by_step_and_by_microbatch(mesh):
     """Learning changes nothing here, and all tokens are alike: only what is dropped can differ."""
     overrides = (*NANO, "model.dropout=0.5", "optimizer.learning_rate=1e-30", "optimizer.weight_decay=0.0")

@@ -316,6 +316,7 @@ def held_out_loss(built_on):
     return train
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "precision", ["bf16", *(pytest.param(each, marks=pytest.mark.wide) for each in ("fp16", "fp8"))]
 )

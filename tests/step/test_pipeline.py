@@ -246,6 +246,7 @@ def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, mode
     assert worst(of_layers(through_stages, gradient), gradient) < 1e-5
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("axes", "more"),
     [
