@@ -106,8 +106,8 @@ FAULTS = (
     ),
     fault(
         "ledger/_memory.py",
-        "if when.first <= instant <= when.last and not value.is_tuple_table:",
-        "if when.first <= instant < when.last and not value.is_tuple_table:",
+        "begin, end = bisect_left(instants, when.first), bisect_right(instants, when.last)",
+        "begin, end = bisect_left(instants, when.first), bisect_left(instants, when.last)",
         "ledger/test_memory.py",
     ),
     fault(
