@@ -17,16 +17,17 @@ SOURCES := src tests benchmarks examples
 WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
 	print(max(1, min(os.cpu_count() + 1, m >> 32)))')
 
-.PHONY: help demo demo-weigh test test-again test-wide test-long lint types contract lock clean
+.PHONY: help demo demo-weigh test test-evidence test-again test-wide test-long lint types contract lock clean
 
 help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
 	@echo 'make demo-weigh only the weighing of it'
 	@echo 'make test       set up and run the tests'
-	@echo 'make test-again what of them may differ on another Python or jax: one case of each test'
+	@echo 'make test-evidence the tests of benchmarks/, of its records and of the pages that are made of them'
+	@echo 'make test-again what may differ on another Python or jax: one case of each test, with annotations checked'
 	@echo 'make test-wide  the wider tests: more layouts, every chip, a fuzz of the command line'
 	@echo 'make test-long  the tests that take minutes each; leaves a record in benchmarks/records'
-	@echo 'make lint       ruff: rules and format'
+	@echo 'make lint       ruff: rules and format; no module above 700 lines, no function above 60'
 	@echo 'make types      pyright, strict where jax is not imported'
 	@echo 'make contract   which package may import which'
 	@echo 'make lock       renew requirements/*py3*.txt, but those of torch, from pyproject.toml'
@@ -39,19 +40,21 @@ demo: $(INSTALLED)
 demo-weigh: $(INSTALLED)
 	$(BIN)/python examples/demo.py --weigh
 
-TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30 \
-	-m 'not wide and not long and not gpu'
+# Free workers take tests from the end of another's list; a file's tests mostly stay together and share fixtures.
+TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30
+EVERY_TIME := not wide and not long and not gpu
 
 test: $(TESTABLE)
-	$(TEST)
+	$(TEST) -m '$(EVERY_TIME)' --ignore=tests/benchmarks
 
-# Of these two, PART=2/3 runs the second of three parts.
+test-evidence: $(TESTABLE)
+	$(TEST) -m '$(EVERY_TIME)' tests/benchmarks
+
 test-again: $(TESTABLE)
-	$(TEST) --unchecked --again $(if $(PART),--part $(PART))
+	$(TEST) -p tests.typed -m '$(EVERY_TIME) and not once and not further' --ignore=tests/benchmarks
 
 test-wide: $(TESTABLE)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 --unchecked \
-		$(if $(PART),--part $(PART)) -m 'wide and not long and not gpu'
+	$(TEST) -m 'wide and not long and not gpu'
 
 test-long: $(TESTABLE)
 	$(BIN)/python benchmarks/long_tests.py
@@ -59,6 +62,7 @@ test-long: $(TESTABLE)
 lint: $(TOOLS)
 	$(BIN)/ruff check $(wildcard $(SOURCES))
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	$(BIN)/python benchmarks/size.py --check
 
 types: $(TESTABLE)
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +23,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # the CPU are slower, and their rounding is no different in kind.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # The processes that tests start find the package compiled. They write no bytecode of their own: a test may
-# write a program twice in one second, and Python would then run the first one's bytecode for the second.
-sys.dont_write_bytecode = True
+# write a program twice in a second, and Python would then run the first one's bytecode for the second. So it
+# is here too, once the tests are collected: the next session is spared four seconds of rewriting asserts.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.dont_write_bytecode = False
 # A cold cache each session: else a test could pass on what an older source left behind. The processes that
 # pytest-xdist starts share the one of the process that started them.
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
@@ -47,7 +47,6 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from jax._src import compiler  # noqa: E402  jax has no public name for the options of all programs
 from jax.sharding import Mesh  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")
@@ -58,45 +57,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", os.environ["MESHWRIGHT_CACHE_DIR"] + "/executables/tests")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-# Files that train for so many steps that slow loops would cost more than LLVM does.
-RUN_LONG = ("test_digits", "test_images")
-# Files that compare numbers, and look at no program that the CPU is given. A test of theirs that does look at
-# one is marked `program`, and shares no fixture that compiles.
-NUMBERS = (
-    "test_pipeline",
-    "test_huggingface",
-    "test_peft",
-    "test_lora",
-    "test_layouts",
-    "test_layouts_of_families",
-    "test_layouts_of_options",
-    "test_quantised",
-    "test_optimizers",
-    "test_gradients",
-    "test_build",
-    "test_fields",
-    "test_tables",
-    "test_transformer",
-    "test_attention",
-    "test_attention_blocks",
-    "test_experts",
-    "test_ring",
-    "test_resnet",
-    "test_packed",
-    "test_layer_sums",
-    "test_fp8",
-    "test_loss",
-    "test_norms",
-    "test_normalisation",
-    "test_small",
-    "test_small_models",
-    "test_sweep",
-    "test_chunks",
-    "test_operations",
-    "test_step",
-    "test_sample",
-    "test_models",
-)
 # XLA's older generator of CPU code does the same arithmetic and takes half the time to write it, but fuses a
 # little otherwise. jax 0.12 no longer has it, and ends the process that asks for it.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
@@ -123,15 +83,16 @@ def only_new_objects_are_searched() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_as_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let LLVM optimise for the files of `RUN_LONG`; generate the code of the files of `NUMBERS` quickly.
+    """Let LLVM optimise for files marked `optimised`; generate the code of files marked `quick` quickly.
 
     The second not by a variable: compile workers and commands would have it too, and the program that is
     weighed is the one that a user's machine runs.
     """
+    optimised, quick = (request.node.get_closest_marker(mark) for mark in ("optimised", "quick"))
     with pytest.MonkeyPatch.context() as patch:
-        if HAS_QUICK and request.path.stem in NUMBERS:
+        if HAS_QUICK and quick:
             patch.setattr(compiler, "get_compile_options", _quick_options)
-        jax.config.update("jax_disable_most_optimizations", request.path.stem not in RUN_LONG)
+        jax.config.update("jax_disable_most_optimizations", not optimised)
         yield
         jax.config.update("jax_disable_most_optimizations", True)
 
@@ -141,55 +102,6 @@ def compiled_as_for_a_user(request: pytest.FixtureRequest, monkeypatch: pytest.M
     """Generate the code of a test that is marked `program` in the usual way."""
     if request.node.get_closest_marker("program"):
         monkeypatch.setattr(compiler, "get_compile_options", _compile_options)
-
-
-# The files that take longest, first: else one worker would end with one of them while the others are idle.
-LONGEST = (
-    "test_pipeline",
-    "test_huggingface",
-    "test_processes",
-    "test_plan",
-    "test_fields",
-    "test_oracle_traffic",
-    "test_digits",
-    "test_peft",
-    "test_optimizers",
-    "test_layouts",
-    "test_lora",
-    "test_train",
-    "test_sweep",
-    "test_survival",
-    "test_small_models",
-    "test_quantised",
-    "test_images",
-    "test_oracle_memory",
-    "test_oracle_flops",
-    "test_experts",
-    "test_build",
-    "test_packed",
-    "test_live",
-    "test_api",
-    "test_scripts",
-    "test_torch_decoder",
-    "test_account",
-    "test_ring",
-)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Check every annotation of the modules that hold arrays, as they are called.
-
-    Not pytest's `--jaxtyping-packages`: that option cannot take several packages and a type checker with
-    arguments.
-    """
-    if config.getoption("unchecked"):
-        return
-    models = Path(__file__).parents[1] / "src/meshwright/models"
-    install_import_hook(
-        [f"meshwright.{package}" for package in ("sharding", "step", "measure", "training")]
-        + [f"meshwright.models.{path.stem}" for path in models.glob("[!_]*.py")],
-        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
-    )
 
 
 def pytest_sessionstart() -> None:
@@ -215,54 +127,22 @@ def pytest_sessionstart() -> None:
     _calibration.write_kept(_calibration.path_of("CPU"), rates.to_json())
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--again",
-        action="store_true",
-        help="what may differ on another Python or jax: the first case of each test, and none marked `once`",
-    )
-    parser.addoption(
-        "--part",
-        metavar="K/N",
-        help="the K-th of N parts of the tests",
-    )
-    parser.addoption(
-        "--unchecked",
-        action="store_true",
-        help="leave out the checks of annotations at run time, which take a tenth of the time",
-    )
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = True
 
 
-@pytest.hookimpl(trylast=True)  # after `-m`
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    chosen = list(again(items)) if config.getoption("again") else items
-    if which := config.getoption("part"):
-        chosen = list(part(chosen, which))
-    if len(chosen) < len(items):
-        kept = set(chosen)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
-
-
-def again(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield the first case of each test that is not marked `once`, and all cases of one marked `every`."""
+@pytest.hookimpl(tryfirst=True)  # before `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test that has another case before it as `further`: `make test-again` leaves those out."""
     seen: set[str] = set()
     for item in items:
-        name = item.nodeid.partition("[")[0]
-        if not any(item.iter_markers("once")) and (name not in seen or any(item.iter_markers("every"))):
-            seen.add(name)
-            yield item
-
-
-def part(items: list[pytest.Item], which: str) -> Iterator[pytest.Item]:
-    """Yield the part `which`, as `2/3`: all cases of a test are in one, except of a test marked `every`."""
-    number, parts = map(int, which.split("/"))
-    for item in items:
-        name = item.nodeid if any(item.iter_markers("every")) else item.nodeid.partition("[")[0]
-        if zlib.crc32(name.encode()) % parts == number % parts:
-            yield item
+        test = item.nodeid.partition("[")[0]
+        # A case that runs only on request is no first case.
+        if any(item.get_closest_marker(mark) for mark in ("wide", "long", "gpu")):
+            continue
+        if test in seen:
+            item.add_marker("further")
+        seen.add(test)
 
 
 @pytest.fixture(scope="session", autouse=True)

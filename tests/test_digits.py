@@ -12,6 +12,8 @@ from meshwright.config import load_config
 from meshwright.data import open_data
 from meshwright.training import Evaluated
 
+pytestmark = [pytest.mark.optimised, pytest.mark.once]
+
 pytest.importorskip("sklearn", reason="scikit-learn, which ships the digits, is not installed")
 example = importlib.import_module("examples.digits")
 

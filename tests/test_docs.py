@@ -136,7 +136,6 @@ def marks_of(page: Path, command: str = "") -> list[pytest.MarkDecorator]:
     return [pytest.mark.long if LARGE in command else pytest.mark.wide]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in PAGES]
 )
@@ -181,7 +180,6 @@ def test_pages_show_printed_results():
     assert sum(len(results_of(page)) for page in PAGES) >= 6
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, marks=marks_of(c.page, c.text), id=id_of(c)) for c in OURS if not c.takes_minutes],

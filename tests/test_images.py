@@ -9,6 +9,8 @@ from meshwright.data import open_data, write_sample_images
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
+pytestmark = [pytest.mark.optimised, pytest.mark.once]
+
 # At the notes' learning rate of 0.2 the loss jumps after the twelfth step, and rounding is magnified a
 # thousandfold: PyTorch with one thread and with two differ as much as PyTorch and we do. By step 64 both have
 # settled again.

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import meshwright as mw
 from meshwright.config import Ticks
 from meshwright.ledger import Collective, Finding, Ledger
 from meshwright.reconciliation import Calibrated, CalibratedClass, CalibratedStep, History, PastRow
+from tests import commands
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -104,9 +103,7 @@ def test_what_calibrate_prints_is_documented_with_the_command():
 
 @pytest.mark.wide
 def test_gpt2_on_one_h200_has_every_field_and_comes_back_as_a_ledger():
-    command = [sys.executable, "-m", "meshwright", "weigh", "gpt2-124m", "--on", "1xH200", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = commands.run("weigh", "gpt2-124m", "--on", "1xH200", "--json").json
     fields, _ = documented()
     assert set(found) == fields[""]
     for part in ("memory", "flops"):

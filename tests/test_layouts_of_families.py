@@ -15,6 +15,8 @@ from meshwright.data import open_data
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
+pytestmark = pytest.mark.quick
+
 SIZES = (
     *("data.source=synthetic", "precision=fp32", "model.vocab_size=61", "model.embed_dim=32"),
     *("model.num_heads=4", "model.num_kv_heads=4", "model.mlp_dim=16", "batch.sequence_length=32"),
@@ -28,9 +30,9 @@ FAMILIES = {
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
-    ("turns", "fsdp=2,tensor=2", "full"),
     ("few keys", "fsdp=2,tensor=4", "none"),
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
+    pytest.param("turns", "fsdp=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("turns", "stage=2,context=4", "none", marks=pytest.mark.wide),
     pytest.param("turns", "data=2,context=4", "full", marks=pytest.mark.wide),
     pytest.param("few keys", "stage=2,tensor=4", "none", marks=pytest.mark.wide),
@@ -69,7 +71,6 @@ def initial(family: str):
     return jax.device_get(built.init(np.uint32(0))["parameters"])
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(("family", "layout", "remat"), CASES)
 def test_a_layout_trains_as_one_device_does(family, layout, remat):
     loss, gradients = trained(family, "data=1", "none")

@@ -30,6 +30,8 @@ from meshwright.sharding import mesh_of
 from meshwright.step import TrainStep, build_step
 from tests.rounding import Rounding, rounding_of
 
+pytestmark = pytest.mark.quick
+
 SEQUENCES, MICROBATCHES, STAGES = 32, 4, 2
 SIZES = (
     *("data.source=synthetic", "model.embed_dim=32", "model.num_heads=4", "model.mlp_dim=64"),
@@ -300,7 +302,6 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     return [] if case in map(told, TELLING) else [pytest.mark.long if is_deep else pytest.mark.wide]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in cover()[0]], ids=str)
 def test_a_layout_trains_as_one_device_does(case):
     if case.precision != "fp32":
@@ -327,6 +328,7 @@ def reordered(tree: Any, order: np.ndarray) -> Any:
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("row", [TELLING[2], TELLING[1]], ids=["bf16", "fp8"])
 def test_sums_in_another_order_use_less_than_three_quarters_of_what_rounding_can_do(row):
     """Sequences and hidden units change places: each microbatch, device and message sums other ones."""
@@ -341,6 +343,7 @@ def test_sums_in_another_order_use_less_than_three_quarters_of_what_rounding_can
         assert max(used.values()) < 0.75, max(used.items(), key=lambda each: each[1])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("row", "devices"), [(TELLING[2], 8), (TELLING[1], 2)], ids=["bf16", "fp8"])
 def test_a_share_that_a_device_left_out_is_farther_than_rounding_goes(row, devices):
     """Of one parameter's gradient, in bf16 one device's of eight; in eight bits one of two, of matrices."""

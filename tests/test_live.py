@@ -115,7 +115,7 @@ def test_real_arrays_on_simulated_devices_are_as_shapes(mesh, abstract_mesh, for
     ("fleet", "name"),
     [
         ("8xH100", "rematerialised:train_step"),
-        ("8xCPU", "recurrent:train_step"),
+        pytest.param("8xCPU", "recurrent:train_step", marks=pytest.mark.wide),
         pytest.param("8xH100", "recurrent:train_step", marks=pytest.mark.wide),
         pytest.param("8xCPU", "rematerialised:train_step", marks=pytest.mark.wide),
     ],

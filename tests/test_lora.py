@@ -17,6 +17,8 @@ from meshwright.models import Context, model_of, with_adapters
 from meshwright.step import build_step
 from meshwright.worker._traced import count_traced
 
+pytestmark = pytest.mark.quick
+
 EVERY = 'lora.targets=["all-linear"]'
 LORA = ("lora.rank=4", "data.source=synthetic", "batch.sequence_length=32", EVERY)
 
@@ -136,7 +138,7 @@ AXES = {
 
 @pytest.mark.parametrize(
     ("axes", "overrides"),
-    [pytest.param(*AXES[k], id=k, marks=pytest.mark.wide if k == "unrolled" else ()) for k in AXES],
+    [pytest.param(*AXES[k], id=k, marks=() if k == "fsdp, tensor" else pytest.mark.wide) for k in AXES],
 )
 def test_layouts_train_adapters_alike(axes, overrides, mesh):
     unrolled = [each for each in overrides if "unroll" in each]
@@ -145,6 +147,7 @@ def test_layouts_train_adapters_alike(axes, overrides, mesh):
     np.testing.assert_allclose(split, alone, rtol=2e-5)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "precision", ["bf16", *(pytest.param(each, marks=pytest.mark.wide) for each in ("fp16", "fp8"))]
 )

@@ -13,6 +13,8 @@ from meshwright.models import Parameter, model_of
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step, optimizer_of
 
+pytestmark = pytest.mark.quick
+
 WIDE = ("model.embed_dim=256", "model.mlp_dim=512", "model.num_layers=1", "batch.sequence_length=32")
 SHORT = ("model.num_layers=1", "batch.sequence_length=32")
 RATES = {
@@ -269,7 +271,7 @@ def trained(kind, axes, steps):
     return losses
 
 
-SIMPLE = ("adagrad", "rmsprop", "adam", "lion")  # their moments lie as SGD's and AdamW's do
+SIMPLE = ("adagrad", "rmsprop", "adam", "lion", "sgd")  # their moments lie as AdamW's do
 
 
 @pytest.mark.parametrize(

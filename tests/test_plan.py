@@ -54,6 +54,7 @@ def test_every_candidate_is_counted_once(made):
     assert made.num_open + too_large + len(searched) == made.num_considered
 
 
+@pytest.mark.once
 def test_its_toml_is_a_run_that_weighs_to_the_same_program(made, tmp_path):
     file = tmp_path / "planned.toml"
     file.write_text(made.to_toml())
@@ -151,6 +152,7 @@ def test_progress_tells_the_best_so_far(forked_workers):
     assert events[-1].num_considered == made.num_considered
 
 
+@pytest.mark.once
 def test_ctrl_c_returns_what_was_compiled_so_far(forked_workers):
     def stop(event):
         if event.num_compiled:
@@ -272,6 +274,7 @@ def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made)
     assert mw.weigh("linear", on="1xH100").plan is None
 
 
+@pytest.mark.once
 def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, tmp_path):
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
     assert remembered(made.config, made.fleet) is None
@@ -308,6 +311,7 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
         mw.plan("bytes-nano", on="8xH100", fix={"rest": True, "remat": "full"}, vary={"remat": "dots"})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("how", "budget", "tried", "few"),
     [
@@ -315,7 +319,7 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
         pytest.param("unroll", 60, True, False, marks=pytest.mark.wide),
         ("unroll", 60, True, True),
         pytest.param("keep", 60, False, True, marks=pytest.mark.wide),
-        ("auto", 5, False, False),
+        pytest.param("auto", 5, False, False, marks=pytest.mark.wide),
     ],
 )
 def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, few, forked_workers):
@@ -373,6 +377,7 @@ def test_a_batch_that_grows_with_the_fleet_is_not_compared():
         mw.plan("bytes-nano", on="4xH100", overrides=run, smallest_fleet=True)
 
 
+@pytest.mark.once
 def test_one_knob_may_be_given_as_a_text(forked_workers):
     fixed = mw.plan("bytes-nano", on="8xH100", fix="data=8", budget_seconds=0.1, overrides=RUN)
     assert {candidate.layout for candidate in fixed.candidates} == {"data=8"}

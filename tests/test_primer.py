@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import meshwright
+from tests import commands
 
 PRIMER = Path(__file__).parents[1] / "docs/primer"
 # The sections of the documents, by their names: functions, headings, or topics.
@@ -105,9 +104,7 @@ def test_a_page_is_a_lesson(page: Path):
 
 
 def test_the_commands_of_the_table_are_commands():
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright", "--help"], capture_output=True, text=True, check=True
-    )
+    done = commands.run("--help")
     verbs = {row.call.split()[1] for row in TABLE if row.call.startswith("meshwright ")}
     assert verbs
-    assert not {verb for verb in verbs if verb not in done.stdout}
+    assert not {verb for verb in verbs if verb not in done.output}

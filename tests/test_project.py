@@ -1,8 +1,7 @@
-"""Rules that hold for the project as a whole: its tree, its sizes, what its files may name, its start."""
+"""Rules that hold for the project as a whole: its tree, what its files may name, its start."""
 
 from __future__ import annotations
 
-import ast
 import re
 import resource
 import subprocess
@@ -13,33 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src/meshwright"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-CODE = [*MODULES, *(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The lines of a function, without its docstring."""
-    first = function.body[0]
-    has_docstring = ast.get_docstring(function, clean=False) is not None
-    docstring = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
-    return (function.end_lineno or 0) - function.lineno + 1 - docstring
-
-
-@pytest.mark.parametrize("path", CODE, ids=name_of)
-def test_a_module_has_700_lines_at_most_and_a_function_60(path: Path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 700, f"{name_of(path)}: split it along its ideas"
-    functions = [
-        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    long = {n.name: lines_of(n) for n in functions if lines_of(n) > 60}
-    assert not long, f"{name_of(path)}: split {long}"
 
 
 def files_of_the_project() -> Iterator[Path]:

@@ -18,6 +18,8 @@ from meshwright.models import quantised as module
 from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
 from meshwright.step import build_step
 
+pytestmark = [pytest.mark.quick, pytest.mark.once]
+
 WIDE, LONG = (functools.partial(pytest.param, marks=mark) for mark in (pytest.mark.wide, pytest.mark.long))
 SIZES = ("model.embed_dim=128", "model.head_dim=32", "model.mlp_dim=384", "batch.sequences=4")
 NF4_RUN = (*SIZES, "lora.rank=4", "lora.base=nf4", 'lora.targets=["all-linear"]', "data.source=synthetic")

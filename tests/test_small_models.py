@@ -13,6 +13,8 @@ from meshwright.data import open_data
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
+pytestmark = [pytest.mark.quick, pytest.mark.once]
+
 
 def test_a_line_is_found_to_the_noise_about_it():
     """The pmap notes' problem, y = 2 x - 1 with noise half as wide as x: no fit errs less than 0.25."""

@@ -14,6 +14,8 @@ import meshwright as mw
 from meshwright.api import _sweep
 from meshwright.errors import InputError, MeshwrightError
 
+pytestmark = [pytest.mark.quick, pytest.mark.once]
+
 RATES = "optimizer.learning_rate=0.1,1e30,0.3"
 
 

@@ -15,6 +15,8 @@ from meshwright.checkpoint import Checkpoints, check_match, newest_checkpoint, r
 from meshwright.config import load_config, num_stacked_layers
 from meshwright.step import build_step
 
+pytestmark = pytest.mark.quick
+
 TINY = ("data.source=synthetic", "model.num_layers=8", "model.embed_dim=16", "model.num_kv_heads=4")
 TINY += ("model.mlp_dim=32", "model.vocab_size=64", "batch.sequence_length=16", "model.loss_chunk=16")
 TINY += ("batch.sequences=8", "batch.microbatch_sequences=2")
@@ -38,7 +40,7 @@ def kept(state: Any, like: Any) -> Any:
     "more",
     [
         pytest.param(SEVEN, id="adamw, padded"),
-        pytest.param((*ADAFACTOR, *EXPERTS), id="adafactor, experts"),
+        pytest.param((*ADAFACTOR, *EXPERTS), id="adafactor, experts", marks=pytest.mark.wide),
         pytest.param((*SEVEN, *ADAFACTOR), id="adafactor, padded", marks=pytest.mark.wide),
     ],
 )

@@ -1,10 +1,8 @@
 """`meshwright plan`: one screen, files to train with, and exit statuses for scripts."""
 
-import json
-import subprocess
-import sys
-
 import pytest
+
+from tests import commands
 
 pytestmark = pytest.mark.once  # tests/test_plan.py has plans by another Python
 
@@ -12,8 +10,7 @@ FIX = [f"--fix={knob}" for knob in ("offload=none", "context=1", "inner=tensor",
 
 
 def run(*arguments, cwd):
-    command = [sys.executable, "-m", "meshwright", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+    return commands.run("plan", *arguments, folder=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +23,10 @@ def planned(tmp_path_factory):
 
 def test_it_prints_the_winner_in_one_screen_and_writes_the_files(planned):
     folder, done = planned
-    assert done.returncode == 0, done.stderr
-    assert "BEST: " in done.stdout
-    assert "meshwright train best.toml" in " ".join(done.stdout.split())
-    assert len(done.stdout.splitlines()) <= 45
+    assert done.status == 0, done.talk
+    assert "BEST: " in done.output
+    assert "meshwright train best.toml" in " ".join(done.output.split())
+    assert len(done.output.splitlines()) <= 45
     assert "#SBATCH --nodes=2" in (folder / "best.sbatch").read_text()
     assert "<circle" in (folder / "plan.html").read_text()
 
@@ -37,7 +34,7 @@ def test_it_prints_the_winner_in_one_screen_and_writes_the_files(planned):
 def test_json_goes_to_stdout_alone(planned):
     folder, _ = planned
     done = run("bytes-nano", "--on", "16xH100", "--budget", "0.1", *FIX, "--json", cwd=folder)
-    fields = json.loads(done.stdout)
+    fields = done.json
     assert fields["fleet"] == "16xH100"
     assert fields["best"]["fits"] is True
 
@@ -46,16 +43,16 @@ def test_json_goes_to_stdout_alone(planned):
 def test_fleets_are_compared_on_one_screen(tmp_path):
     options = ["--fleets", "8xH100,8xA100-80GB", "--budget", "0.2", *FIX]
     done = run("bytes-nano", *options, "--html", "fleets.html", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "FASTEST: " in done.stdout
-    assert len(done.stdout.splitlines()) <= 30
+    assert done.status == 0, done.talk
+    assert "FASTEST: " in done.output
+    assert len(done.output.splitlines()) <= 30
     assert "8xA100-80GB" in (tmp_path / "fleets.html").read_text()
 
 
 def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
     done = run("bytes-nano", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--on 64xH100" in done.stderr
+    assert done.status == 2
+    assert "--on 64xH100" in done.talk
 
 
 @pytest.mark.parametrize(
@@ -70,6 +67,6 @@ def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
 )
 def test_wrong_options_end_with_status_2_and_words(options, words, tmp_path):
     done = run("bytes-nano", "--on", "16xH100", *options, cwd=tmp_path)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "hint:" in done.stderr
+    assert done.status == 2
+    assert words in done.talk
+    assert "hint:" in done.talk

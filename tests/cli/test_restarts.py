@@ -10,6 +10,8 @@ import pytest
 
 from meshwright.cli import _launch as _restarts
 
+pytestmark = pytest.mark.once
+
 CHILD = """
 import os, sys, time, signal
 count = {folder!r} + "/count"

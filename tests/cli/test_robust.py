@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 COMMAND = [sys.executable, "-m", "meshwright"]
 
 

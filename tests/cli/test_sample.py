@@ -11,6 +11,8 @@ from meshwright.config import load_config
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -9,6 +9,8 @@ from meshwright.cli import _train
 from meshwright.results import Phase, SweepRunStarted
 from meshwright.training import StepDone
 
+pytestmark = pytest.mark.once
+
 
 def test_a_sweep_prints_its_table_best_first_and_where_the_page_is(meshwright, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)

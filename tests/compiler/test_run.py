@@ -51,6 +51,7 @@ def unfinished():
     return list((cache_root() / "compiled").glob(".making-*"))
 
 
+@pytest.mark.once
 def test_a_worker_that_is_killed_leaves_its_last_words(worker_runs):
     with pytest.raises(CompileError) as error:
         worker_runs(
@@ -65,11 +66,13 @@ def test_a_worker_that_is_killed_leaves_its_last_words(worker_runs):
     assert unfinished() == []
 
 
+@pytest.mark.once
 def test_a_worker_that_exits_says_its_status(worker_runs):
     with pytest.raises(CompileError, match=r"ended \(exit status 7\)"):
         worker_runs("import os; os._exit(7)")
 
 
+@pytest.mark.once
 def test_a_worker_that_takes_too_long_is_ended_and_says_where_it_was(worker_runs):
     seen = []
     with pytest.raises(CompileError) as error:
@@ -80,6 +83,7 @@ def test_a_worker_that_takes_too_long_is_ended_and_says_where_it_was(worker_runs
     assert workers() == []
 
 
+@pytest.mark.once
 def test_a_worker_that_takes_too_much_memory_is_ended(worker_runs):
     with pytest.raises(CompileError) as error:
         worker_runs("x = bytearray(2**30); import time; time.sleep(1000)", memory_limit_bytes=2**29)
@@ -88,6 +92,7 @@ def test_a_worker_that_takes_too_much_memory_is_ended(worker_runs):
     assert workers() == []
 
 
+@pytest.mark.once
 def test_a_child_that_a_users_function_forks_does_not_outlive_the_command(worker_runs, tmp_path):
     forked = tmp_path / "forked"
     with pytest.raises(CompileError, match=r"ended \(exit status 7\)"):
@@ -113,6 +118,7 @@ with warm_workers() if "fork" in sys.argv else contextlib.nullcontext():
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("how", "count"), [("new process", 2), ("fork", 3)])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
 def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent, how, count):

@@ -1,6 +1,5 @@
 """What a program with a wrong sharding is told: each error provoked in JAX by a program of a user's."""
 
-import subprocess
 import sys
 import textwrap
 
@@ -10,6 +9,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
 from meshwright.worker._foreign import foreign_program, lower_foreign
+from tests import commands
 
 LAYOUT = (("data", 4), ("tensor", 2))
 HEAD = """
@@ -332,14 +332,9 @@ def test_the_command_line_ends_with_status_2_and_no_traceback(tmp_path):
     (tmp_path / "wrong.py").write_text(
         HEAD + '    return lambda params: params, ({"w": shape(10, on=on("data"))},)'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright", "weigh", "wrong:train_step", "--on", "4xCPU"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
+    done = commands.run("weigh", "wrong:train_step", "--on", "4xCPU", folder=tmp_path)
+    assert done.status == 2
+    assert done.talk == (
         "error: wrong:train_step on layout data=4: params['w'] (10,): dimension 0 = 10 does not divide over "
         "data = 4\nhint: use data = 2 or 5, or a dimension of 8 or 12\n"
     )

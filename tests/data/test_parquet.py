@@ -12,6 +12,8 @@ from meshwright.data._texts import documents_in, pieces_of
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
 
+pytestmark = pytest.mark.once
+
 TEXTS = [f"text {number} " + "é" * (number % 5) for number in range(40)]
 
 

@@ -27,6 +27,8 @@ from meshwright.data._tokenize import (
 )
 from meshwright.errors import InputError, MeshwrightError
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def texts(tmp_path: Path) -> list[str]:

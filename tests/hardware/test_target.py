@@ -239,6 +239,12 @@ def test_a_fraction_that_is_no_share_is_refused(fraction: float):
         target_config(Fleet.parse("8xH100"), fraction)
 
 
+def test_the_pool_is_a_share_of_the_chips_memory():
+    memory_bytes = find_chip("H100").memory_bytes
+    assert pool_bytes(Fleet.parse("8xH100"), 0.5) == memory_bytes // 2
+    assert pool_bytes(Fleet.parse("8xH100")) == memory_bytes * 3 // 4  # JAX's share where nothing is set
+
+
 def test_the_pool_of_a_chip_of_unknown_memory_is_not_invented():
     with pytest.raises(InputError, match="does not know how much memory CPU has"):
         pool_bytes(Fleet.parse("8xCPU"))

@@ -12,6 +12,8 @@ from meshwright.models.attention import Shape, causal_attention, documents_of, u
 from meshwright.models.attention_blocks import cudnn_attention
 from meshwright.worker._traced import count_traced
 
+pytestmark = pytest.mark.quick
+
 
 def plain(query, key, value, window=None, cap=None):
     """softmax(q k / sqrt(d)) v with a whole mask, every head by itself, in float64."""

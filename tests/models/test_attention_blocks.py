@@ -13,6 +13,8 @@ import pytest
 from meshwright.models import attention_blocks as parts
 from meshwright.models.attention_blocks import Blocks, Cudnn, Part, PartResult, merged
 
+pytestmark = pytest.mark.quick
+
 # Attention in parts, against JAX's own attention to all keys at once.
 
 

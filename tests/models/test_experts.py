@@ -16,6 +16,8 @@ from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 EMBED, EXPERTS = 16, 8
 BASE = TransformerModel(
     kind="transformer",
@@ -253,11 +255,11 @@ def test_the_balancing_loss_is_none_of_the_held_out_loss(context):
 
 SEGMENTS = np.cumsum(np.random.default_rng(3).random(TOKENS.shape) < 0.2, axis=1).astype(np.int32)
 LAYOUTS = [
-    ({"expert": 8}, {}, "none"),
     ({"fsdp": 2, "expert": 2, "tensor": 2}, {"num_shared_experts": 1, "unroll": True}, "none"),
     *(
         pytest.param(*case, marks=pytest.mark.wide)
         for case in (
+            ({"expert": 8}, {}, "none"),  # tests/test_layouts.py has it
             ({"data": 2, "expert": 4}, {"num_shared_experts": 1}, "dots-attention"),
             ({"data": 2, "fsdp": 2, "tensor": 2}, {"mlp": "plain"}, "full"),
             ({"fsdp": 4, "expert": 2}, {"capacity_factor": 4.0}, "dots"),

@@ -13,6 +13,8 @@ from meshwright.models.eight_bits import NarrowMatrix, Placement, fp8_product, q
 from meshwright.models.experts import whole_in_eight_bits
 from meshwright.sharding import gather, mesh_of, on_each_device
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def operands():

@@ -15,6 +15,8 @@ from meshwright.models import initial_parameters
 from meshwright.models.layer_sums import read_from
 from meshwright.models.transformer import Transformer
 
+pytestmark = pytest.mark.quick
+
 SMALL = (
     "model.embed_dim=16",
     "model.mlp_dim=24",

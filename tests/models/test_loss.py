@@ -7,6 +7,8 @@ import pytest
 from meshwright.models.loss import LEFT_OUT, Targets, mean_cross_entropy
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 BATCH, LENGTH, EMBED, VOCAB = 8, 12, 6, 16
 CASES = [({}, 3), ({}, 12), ({}, 512), ({"data": 8}, 6), ({"fsdp": 2}, 6), ({"tensor": 4}, 6)]
 CASES += [({}, 5), ({}, 11), ({"context": 2, "tensor": 2}, 4)]  # the last chunk has fewer positions

@@ -9,6 +9,8 @@ from meshwright.models import initial_parameters
 from meshwright.models.small import batch_norm, norm_parameters, norm_state
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ROWS, CHANNELS, SIDE = 8, 3, 5
 

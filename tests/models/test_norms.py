@@ -7,6 +7,8 @@ import pytest
 
 from meshwright.models.norms import STATISTICS, normalised
 
+pytestmark = pytest.mark.quick
+
 ROWS, WIDTH, EPSILON = 6, 48, 1e-5
 
 

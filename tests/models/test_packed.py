@@ -11,6 +11,8 @@ from meshwright.models import attention_blocks, initial_parameters
 from meshwright.models.transformer import Transformer
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 LLAMA = TransformerModel(
     kind="transformer", num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=20,
     vocab_size=32, rope_theta=100.0, loss_chunk=4,

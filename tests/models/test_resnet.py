@@ -11,6 +11,8 @@ from meshwright.config import ResNetModel
 from meshwright.models import initial_parameters
 from meshwright.models.small import BLOCKS, STAGES, ResNet
 
+pytestmark = pytest.mark.quick
+
 ROWS, SIDE = 8, 32
 MODEL = ResNet(ResNetModel(kind="resnet18", image_size=SIDE))
 

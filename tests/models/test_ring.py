@@ -19,6 +19,8 @@ from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import rounding_of
 
+pytestmark = pytest.mark.quick
+
 LLAMA = TransformerModel(
     kind="transformer", num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=20,
     vocab_size=32, rope_theta=100.0, loss_chunk=4,
@@ -189,10 +191,10 @@ def loss_and_gradients(name, context, documents):
     ("axes", "name", "dtype", "remat", "documents"),
     [
         ({"data": 2, "context": 4}, "learned", jnp.float32, "full", True),
-        ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.bfloat16, "dots-attention", False),
         *(
             pytest.param(*case, marks=pytest.mark.wide)
             for case in (
+                ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.bfloat16, "dots-attention", False),
                 ({"context": 8}, "rotary", jnp.float32, "none", False),
                 ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.float32, "dots-attention", True),
                 ({"fsdp": 2, "context": 2, "tensor": 2}, "learned", jnp.bfloat16, "dots-attention", False),

@@ -9,6 +9,8 @@ from meshwright.config import CruncherModel, LeNetModel, LinearModel
 from meshwright.models import Parameter, initial_parameters
 from meshwright.models.small import Cruncher, LeNet, Linear, classification_loss
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_loss_and_gradients_are_those_of_least_squares(bias, context):

@@ -17,6 +17,8 @@ from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import FLOAT32
 
+pytestmark = pytest.mark.quick
+
 # The Transformer against a plain one, written out here: no scan, no blocks, no chunks, no mesh.
 
 
@@ -186,6 +188,7 @@ def test_the_first_loss_is_half_the_variance_of_the_logits_above_equal_odds(tied
     assert float(loss) - np.log(4096) == pytest.approx(above, abs=0.06)
 
 
+@pytest.mark.once
 def test_unrolled_layers_are_the_scanned_ones(expected, context):
     config = LLAMA.model_copy(update={"unroll": True})
     parameters = parameters_of(LLAMA)
@@ -262,6 +265,7 @@ def test_without_a_key_nothing_is_dropped(expected, context):
     assert abs(lost[0] - kept[0]) > 1e-3
 
 
+@pytest.mark.once
 def test_dropout_is_the_same_on_every_layout(context):
     config = LLAMA.model_copy(update={"dropout": 0.5, "loss_chunk": 6})  # of each half of a sequence
     tokens, key = jnp.array(np.tile(TOKENS[:2], (2, 1))), jax.random.key(3)
@@ -277,6 +281,7 @@ def test_dropout_is_the_same_on_every_layout(context):
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-6)
 
 
+@pytest.mark.once
 def test_in_bf16_the_arithmetic_is_bf16(expected, context):
     value, gradients = ours(LLAMA, context(dtype=jnp.bfloat16), parameters_of(LLAMA))
     np.testing.assert_allclose(value, expected["llama"][0], rtol=0.02)
@@ -445,6 +450,7 @@ def test_blocks_of_a_group_have_no_copy_of_their_parameters_saved(context):
     assert not [shape for shape in made if shape[-2:] == of_matrix]
 
 
+@pytest.mark.once
 def test_gradients_of_what_is_added_to_every_token_are_summed_in_float32(context):
     """In bf16, of two thousand tokens: biases and the table of positions, within one product's rounding."""
     config = GPT.model_copy(update={"num_layers": 1, "max_positions": 64})

@@ -17,6 +17,8 @@ from meshwright.models import Parameter, initial_parameters
 from meshwright.step import build_step
 from meshwright.step._build import abstract_batch, whole_over_replicas
 
+pytestmark = pytest.mark.quick
+
 # One step on one device, and the same step on eight simulated ones.
 
 
@@ -97,14 +99,12 @@ def equal(mine, theirs):
 
 
 IN_TWO = ("batch.microbatch_sequences=2",)  # of the rows of each of four replicas
-# The model of both, and what changes none of its numbers. `make test` has data and tensor alone in
+# The model of both, and what changes none of its numbers. `make test` has tensor alone in
 # tests/test_layouts.py.
 CASES = [
     pytest.param({"fsdp": 8}, NANO, (), id="fsdp=8"),
-    pytest.param(ALL_THREE, NANO, IN_TWO, id="all three in two"),
     pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
     pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
-    pytest.param({"data": 2, "context": 4}, NANO, ("zero1=true",), id="ZeRO-1 over context"),
     pytest.param(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO), id="offloaded, in two"),
     *(
         pytest.param(axes, NANO, more, id=name, marks=pytest.mark.wide)
@@ -112,7 +112,9 @@ CASES = [
             ("data=8 in two", {"data": 8}, ("batch.microbatch_sequences=1",)),
             ("tensor=4 in two", {"tensor": 4}, ("batch.microbatch_sequences=8",)),
             ("all three", ALL_THREE, ()),
+            ("all three in two", ALL_THREE, IN_TWO),
             ("ZeRO-1", {"data": 4, "fsdp": 2}, ("zero1=true",)),
+            ("ZeRO-1 over context", {"data": 2, "context": 4}, ("zero1=true",)),
             (
                 "ZeRO-1 over context outside of data in two",
                 {"context": 4, "data": 2},
@@ -133,7 +135,6 @@ CASES = [
 ]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(("axes", "model", "more"), CASES)
 def test_layouts_and_microbatches_give_the_losses_of_one_device_and_one_batch(
     axes, model, more, mesh, trained
@@ -277,6 +278,7 @@ def test_evaluation_drops_nothing(mesh):
     assert dropping == plain
 
 
+@pytest.mark.once
 def test_dropout_differs_by_step_and_by_microbatch(mesh):
     """Learning changes nothing here, and all tokens are alike: only what is dropped can differ."""
     overrides = (*NANO, "model.dropout=0.5", "optimizer.learning_rate=1e-30", "optimizer.weight_decay=0.0")

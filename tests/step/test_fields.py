@@ -16,6 +16,8 @@ from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 from meshwright.training import RunFolder, RunRequest, devices_of, run_training
 
+pytestmark = pytest.mark.quick
+
 NANO = ("bytes-nano", "data.source=synthetic")
 EXPERTS = ("bytes-moe", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")

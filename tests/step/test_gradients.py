@@ -24,6 +24,8 @@ from meshwright.step._gradients import (
 )
 from tests.rounding import FLOAT32, rounding_of
 
+pytestmark = pytest.mark.quick
+
 # Microbatches against the whole batch at once, and replicas that sum up their own.
 
 
@@ -92,6 +94,7 @@ def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, tot
     assert float(found) == total / 256
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "layout",
     [
@@ -102,7 +105,10 @@ def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, tot
     ],
     ids=str,
 )
-@pytest.mark.parametrize("more", [(), ("zero1=true",)], ids=["whole", "zero1"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), id="whole", marks=pytest.mark.wide), pytest.param(("zero1=true",), id="zero1")],
+)
 def test_sums_in_bf16_give_every_layout_the_gradient_of_fp32_to_their_precision(mesh, layout, more):
     def figures(gradient_sum):
         chosen = ["precision=bf16", "batch.sequences=16", "batch.microbatch_sequences=2", *more]
@@ -236,6 +242,7 @@ LEARNED = ("model.position=learned", "model.rope_theta=none", "model.max_positio
 LEARNED += ("model.tied_embeddings=true",)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "axes",
     [
@@ -309,6 +316,7 @@ def held_out_loss(built_on):
     return train
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "precision", ["bf16", *(pytest.param(each, marks=pytest.mark.wide) for each in ("fp16", "fp8"))]
 )
@@ -323,6 +331,7 @@ def gradients_norm(built, data):
     return float(built.step(state, place(data.batch(0, "train"), built))[1]["gradient_norm"])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("precision", "tolerance", "overrides"),
     [("fp16", 2e-3, ("batch.microbatch_sequences=2",)), ("fp8", 5e-2, ())],
@@ -356,6 +365,7 @@ def test_latent_attention_in_eight_bits_computes_the_same_on_eight_devices(mesh,
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
+@pytest.mark.once
 def test_the_whole_sequence_decides_which_factors_longrope_takes_where_context_splits_it(mesh, built_on):
     """A sequence of 64 positions is long here; the 16 of each device would not be."""
     stretched = ("batch.microbatch_sequences=2", "model.rope_stretching=longrope")

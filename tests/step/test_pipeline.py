@@ -23,6 +23,8 @@ from meshwright.step._stage import AXIS, gather_positions, own_positions, scatte
 from meshwright.step._tables import spec_in_step
 from tests.rounding import rounding_of
 
+pytestmark = pytest.mark.quick
+
 # Loss and gradients through stages against one device; what the compiled pipeline sends and keeps.
 
 
@@ -235,7 +237,6 @@ CASES = [
 ]
 
 
-@pytest.mark.every
 @pytest.mark.parametrize(("axes", "num_microbatches", "model", "more"), CASES)
 def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, model, more, mesh, run_of, alone):
     value, gradient = alone(run_of(num_microbatches, *model), mesh())
@@ -245,6 +246,7 @@ def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, mode
     assert worst(of_layers(through_stages, gradient), gradient) < 1e-5
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("axes", "more"),
     [

@@ -12,6 +12,8 @@ from meshwright.hardware import Fleet
 from meshwright.step import build_step
 from meshwright.training import sample_run
 
+pytestmark = pytest.mark.quick
+
 P = PartitionSpec
 RUN = ("model.num_kv_heads=2", "model.vocab_size=259", "model.num_layers=1", "batch.sequence_length=16")
 SMALL = ("batch.sequences=8", "evaluation.every_steps=2", "evaluation.batches=1")
@@ -33,6 +35,7 @@ def test_between_steps_tensor_splits_the_columns_of_a_table_and_no_row_is_paddin
             assert tree[name].sharding.spec == P(None, columns)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("more", "num_rows"),
     [((), 259), (("model.vocab_size=260",), 260), (("model.tied_embeddings=true",), 259)],
@@ -57,7 +60,7 @@ def test_a_checkpoint_with_stages_has_whole_tables_and_is_restored_on_other_layo
     checkpoints.close()
 
 
-@pytest.mark.parametrize("num_rows", [259, 260])
+@pytest.mark.parametrize("num_rows", [259, pytest.param(260, marks=pytest.mark.wide)])
 def test_stages_gather_a_head_once_a_step_unless_each_has_all_of_it_padded(num_rows):
     """For the loss, gradients of 8 microbatches of 16 positions are gathered too, 64 numbers each."""
     more = ("model.tied_embeddings=true", f"model.vocab_size={num_rows}", "model.num_layers=2", *SMALL)

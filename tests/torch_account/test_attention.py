@@ -4,6 +4,8 @@ import pytest
 
 from meshwright.torch_account._flops import allowed_pairs
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch.nn.functional as F  # noqa: E402

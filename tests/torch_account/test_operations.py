@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from meshwright.torch_account._flops import NAMES, call_of, format_name, is_silent, tensor_text  # noqa: E402

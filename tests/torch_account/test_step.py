@@ -11,6 +11,8 @@ import random
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch.nn.functional as F  # noqa: E402

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.quick
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
@@ -36,6 +38,9 @@ class Calls(nn.Module):
 NORMS = (0, 0.5, 1, 2, 3, math.inf, -math.inf)
 CASES = {
     "clamp": (lambda w, x: (w + x).clamp(-0.5, 0.5), (4, 6), (4, 6)),
+    "added and subtracted several times": (
+        lambda w, x: (w * x).sub(w, alpha=2).add(x * w, alpha=3), (4, 6), (4, 6),
+    ),
     "gelu, tanh": (lambda w, x: F.gelu(w * x, approximate="tanh"), (4, 6), (4, 6)),
     "activations": (lambda w, x: F.elu(w) + F.leaky_relu(x * w) + F.softplus(w) + F.hardswish(w), (9,), (9,)),
     "glu": (lambda w, x: F.glu(w * x, 1), (4, 6), (4, 6)),

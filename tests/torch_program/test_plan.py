@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 from meshwright.hardware import Fleet  # noqa: E402
+from tests import commands  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 64, 32, 3
 LOOP = {"layout": "fsdp=8", "layers": "loop"}
@@ -164,10 +162,9 @@ def test_the_command_line_plans_a_functions_module(tmp_path: Path):
     (tmp_path / "net.py").write_text(BUILD)
 
     words = "plan net.py:build --on 8xH100 --set width=16 --as jax --fix fsdp=8 --fix layers=loop --json"
-    command = [sys.executable, "-m", "meshwright", *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    fields = json.loads(done.stdout)
+    done = commands.run(*words.split(), folder=tmp_path)
+    assert done.status == 0, done.talk
+    fields = done.json
     assert fields["config"] == "net.py:build as a JAX program"
     assert fields["best"]["layout"] == "fsdp=8"
     assert {each["overrides"]["layers"] for each in fields["candidates"]} == {"loop"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
+
+pytestmark = pytest.mark.quick
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
 from meshwright.torch_program import ModuleStep, name_and_options, optimizer_named  # noqa: E402
+from tests import commands  # noqa: E402
 from tests.rounding import FLOAT32  # noqa: E402
 
 WIDTH, WORDS, LENGTH, LAYERS, DEVICES = 32, 64, 16, 3, 8
@@ -227,16 +227,15 @@ def build(width: int = 8):
 """
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str) -> commands.Done:
     (folder / "net.py").write_text(BUILD)
-    command = [sys.executable, "-m", "meshwright", "weigh", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return commands.run("weigh", *words, folder=folder)
 
 
 def test_the_command_line_weighs_a_functions_module_as_jax(tmp_path: Path):
     done = run(tmp_path, "net.py:build", "--as", "jax", "--on", "8xCPU", "--set", "width=16", "--json")
-    assert done.returncode == 0, done.stderr
-    fields = json.loads(done.stdout)
+    assert done.status == 0, done.talk
+    fields = done.json
     assert fields["config"] == "net.py:build as a JAX program"
     assert fields["layout"] == {"fsdp": 8} or "fsdp" in str(fields["layout"])
     # Forward 2, backward 2 for the matrices and 1 for the inner input; 32 rows in all.
@@ -248,8 +247,8 @@ def test_a_function_that_ends_its_process_leaves_the_command_its_words(tmp_path:
     text = BUILD.replace("    return {", "    import os\n\n    os._exit(7)\n    return {")
     (tmp_path / "ends.py").write_text(text)
     done = run(tmp_path, "ends.py:build", "--as", "jax", "--on", "8xCPU")
-    assert done.returncode == 2
-    told = " ".join(done.stderr.split())
+    assert done.status == 2
+    told = " ".join(done.talk.split())
     assert "ends.py:build, or what it calls, ended its process, which ended with status 7" in told
     assert "building" in told
 
@@ -265,12 +264,10 @@ def test_a_function_that_ends_its_process_leaves_the_command_its_words(tmp_path:
 )
 def test_the_command_line_refuses_as_where_it_has_no_meaning(words, told, tmp_path: Path):
     done = run(tmp_path, *words)
-    assert done.returncode != 0
-    assert told in done.stderr
+    assert done.status != 0
+    assert told in done.talk
 
 
 def test_help_shows_an_example_of_as():
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright", "weigh", "--help"], capture_output=True, text=True
-    )
-    assert "--as jax" in " ".join(done.stdout.split())
+    done = commands.run("weigh", "--help")
+    assert "--as jax" in " ".join(done.output.split())

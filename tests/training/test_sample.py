@@ -19,6 +19,8 @@ from meshwright.step import build_step
 from meshwright.training import config_of, sample_run
 from meshwright.training._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
 
+pytestmark = pytest.mark.quick
+
 ON = Fleet.parse("1xCPU")
 
 

@@ -24,7 +24,10 @@ transformers = pytest.importorskip(
 )
 peft = pytest.importorskip("peft", reason="compared with PEFT, which is not installed")
 # PEFT asks transformers for a property by its former name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 SIZES = {
     "vocab_size": 96,
@@ -185,7 +188,8 @@ def test_a_base_in_four_bits_is_read_trained_and_merged(unroll, layout, tokens, 
 
 def test_a_run_without_adapters_has_none_to_export(tmp_path):
     folder = tmp_path / "run"
-    train("bytes-nano", on="1xCPU", steps=1, folder=folder, overrides=("data.source=synthetic",))
+    small = ("data.source=synthetic", "model.num_layers=1", "batch.sequence_length=16", "batch.sequences=2")
+    train("bytes-nano", on="1xCPU", steps=1, folder=folder, overrides=small)
     with pytest.raises(InputError, match="bytes-nano was trained without adapters") as refused:
         export_peft(checkpoint_of(folder), load_config(str(folder)), tmp_path / "out")
     assert refused.value.hint == "use --format huggingface for its parameters"
