@@ -92,6 +92,11 @@ def test_stated_adapters_are_the_runs():
     assert (run.layout, run.zero1) == ("data=64", False), "what is sharded is the few adapters' state"
 
 
+def test_a_state_in_bf16_is_the_runs():
+    state = express({**LLAMA, "precision": "bf16 (pure)"}).config.state
+    assert (state.parameters, state.moments, state.rounding) == ("bf16", "bf16", "nearest")
+
+
 def test_one_gather_and_one_reduction_become_fsdp_inside_nodes():
     row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64"}
     assert express(row).config.layout == "data=8,fsdp=8"
@@ -111,7 +116,6 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"precision": "nvfp4"}, "4-bit or integer arithmetic"),
         ({"precision": "fp16/bf16"}, "precision not stated"),
         ({"attention_impl": "unfused"}, "attention without a fused kernel, in a stack of which no model"),
-        ({"precision": "bf16 (pure)"}, "weights and moments in bf16"),
         ({"sharding": ""}, "layout not stated"),
         ({"global_batch_seqs": ""}, "global batch not stated"),
         ({"global_batch_seqs": "96"}, "does not divide over its replicas"),
