@@ -438,7 +438,7 @@ def fork_for_each_request() -> tuple[str, str, int]:
         import_module(module)
     # jax warns because of its threads. It starts them with its first backend, which only the forks make.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    # A fork searches nothing that the template imported for garbage, and seldom what it makes: a tenth less time.
+    # A fork searches nothing that the template imported for garbage, and what it makes seldom: a tenth less.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     template, folders = os.getpid(), dict[int, Path]()
