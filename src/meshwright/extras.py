@@ -48,7 +48,7 @@ def how_to_install(extra: str) -> str:
 
 
 def absent(modules: Sequence[str]) -> tuple[str, ...]:
-    """Return those of some top-level modules that are not installed; none of them is imported."""
+    """Return the top-level modules in `modules` that are not installed, without importing any."""
     return tuple(name for name in modules if importlib.util.find_spec(name) is None)
 
 

@@ -51,7 +51,7 @@ class Reckoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rates:
-    """What was measured of a fleet's chip, and the doubts about it."""
+    """Hold the measured rates of a fleet's chip, and the doubts about them."""
 
     calibration: Calibration | None
     measured: MeasuredRuns | None

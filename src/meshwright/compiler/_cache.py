@@ -2,8 +2,8 @@
 
 Compiled programs have one folder per key, which is filled in another place and then renamed. This is safe
 under concurrent use: a reader sees a complete folder or none, and one of two writers wins. Executables are
-kept by jax, so that a run that is started again does not compile again. What was reckoned from a program
-lies in its folder, and goes with it.
+kept by jax, so that a run that is started again does not compile again. The ledger and the prediction of a
+program are kept in its folder, and are deleted with it.
 `MESHWRIGHT_CACHE_DIR` moves the cache. `MESHWRIGHT_CACHE_BYTES` limits each kind (default 2 GiB).
 """
 

@@ -233,7 +233,7 @@ class Form:
         return self._state(least) + self._block_inputs()
 
     def _state(self, moments: float) -> Numbers:
-        """Return the bytes of parameters, and of so many moments of each unless they wait in host memory."""
+        """Return the bytes of parameters and of their moments, except moments that wait in host memory."""
         each = self.parameter_bytes + np.where(self.moments_wait, 0.0, moments * self.moment_bytes)
         return self._held_trained(over_data=True) * each + self._frozen_bytes()
 

@@ -124,7 +124,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """What one run of an instruction on the compute stream does, whatever machine it runs on.
+    """Hold the work of one run of an instruction on the compute stream, the same on every machine.
 
     `crossing_bytes`: those of a copy between host memory and device memory. `products`: each instruction
     inside that multiplies and adds, with its computation and its work.

@@ -103,7 +103,7 @@ AS_IT_IS = Variation()
 
 
 class Schedule:
-    """What all walks over one program have in common: its steps, and what each step exchanges and computes.
+    """Hold the steps of one program, and the exchange and work of each step, for all walks over it.
 
     Args:
         executions: the trip counts and the branches taken.
