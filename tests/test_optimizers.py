@@ -8,10 +8,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.data import open_data
 from meshwright.models import Parameter, model_of
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step, optimizer_of
+from tests.stepping import run_steps
 
 pytestmark = pytest.mark.quick
 
@@ -259,16 +259,7 @@ def trained(kind, axes, steps):
         INITIAL.append(jax.tree.map(np.asarray, built.init(np.uint32(0))["parameters"]))
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), built.state) | {"parameters": INITIAL[0]}
     state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), state, built.state)
-    data, losses = open_data(config), []
-    for step in range(steps):
-        batch = jax.tree.map(
-            lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
-            data.batch(step, "train"),
-            built.batch,
-        )
-        state, metrics = built.step(state, batch)
-        losses.append(float(metrics["loss"]))
-    return losses
+    return run_steps(config, built, state, steps)[0]
 
 
 SIMPLE = ("adagrad", "rmsprop", "adam", "lion", "sgd")  # their moments lie as AdamW's do

@@ -9,12 +9,12 @@ import pytest
 from pydantic import Field
 
 from meshwright.config import Layout, ModelKind, ModelSizes, RunConfig, check_layout, load_config
-from meshwright.data import open_data
 from meshwright.errors import InputError
 from meshwright.models import MODELS, Model, Outcome, Parameter, initial_parameters, model_of
 from meshwright.models.small import Cruncher, LeNet, Linear, ResNet
 from meshwright.models.transformer import Transformer
 from meshwright.step import build_step
+from tests.stepping import run_steps
 
 WIDE = Parameter(shape=(400, 500), dims=("embed", "mlp"), fan_in=400)
 # Of a normal cut at three of its own sigma: 1 - 2 x 3 phi(3) / (2 Phi(3) - 1), computed by hand from tables.
@@ -167,15 +167,7 @@ def test_a_new_kind_of_model_needs_its_record_its_class_and_one_line(mesh, monke
         check_layout(config, Layout.parse("fsdp=3"))
     with pytest.raises(InputError, match=r"model.kind = 'scales', but stage = 2 splits the layers"):
         check_layout(config, Layout.parse("stage=2"))
-    built, data = build_step(config, mesh(data=2, fsdp=4)), open_data(config)
-    state, losses = built.init(jnp.uint32(0)), []
-    for step in range(20):
-        batch = jax.tree.map(
-            lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
-            data.batch(step, "train"),
-            built.batch,
-        )
-        state, metrics = built.step(state, batch)
-        losses.append(float(metrics["loss"]))
+    built = build_step(config, mesh(data=2, fsdp=4))
+    losses, state = run_steps(config, built, built.init(jnp.uint32(0)), 20)
     assert losses[-1] < losses[0] / 10
     assert state["parameters"]["factors"].sharding.shard_shape((8,)) == (2,)

@@ -10,11 +10,11 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import StateConfig, load_config
-from meshwright.data import open_data
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 from meshwright.step._formats import by_chance, rounded_as
+from tests.stepping import run_steps
 
 pytestmark = pytest.mark.quick
 
@@ -29,16 +29,7 @@ def trained(overrides=HALF, axes=(("data", 1),), steps=12):
     """Return the losses of a short run of bytes-nano, and its last state."""
     config = load_config("bytes-nano", (*SHORT, *overrides))
     built = build_step(config, mesh_of(axes, jax.devices()[: math.prod(size for _, size in axes)]))
-    state, data, losses = built.init(np.uint32(0)), open_data(config), []
-    for step in range(steps):
-        batch = jax.tree.map(
-            lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
-            data.batch(step, "train"),
-            built.batch,
-        )
-        state, metrics = built.step(state, batch)
-        losses.append(float(metrics["loss"]))
-    return losses, state
+    return run_steps(config, built, built.init(np.uint32(0)), steps)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +91,16 @@ def test_weighed_a_state_in_16_bits_is_half_of_one_in_32():
     )
     numbers = wide.compiled.num_parameters
     assert held[0] - held[1] == 2 * (numbers - vectors) + 2 * 2 * numbers
+    assert narrow.hand_sum is not None
+    assert "in bf16 where the rule counts fp32" in narrow.hand_sum.rows[0].why
+
+
+def test_the_rule_counts_muons_moments_in_16_bits_too():
+    """They have no rule of thumb: the numbers are those of the program's arguments."""
+    muon = [*SHORT, *PURE, "optimizer.kind=muon"]
+    weighed = mw.weigh("bytes-nano", on="1xH100", overrides=muon)
+    assert weighed.hand_sum is not None
+    assert weighed.hand_sum.optimizer_state > weighed.compiled.num_parameters
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ PIECES_OF_A_RING = 1.7  # between one piece for each device and two
 # what `alternate-dots` keeps is counted.
 PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
 EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
-# Of the gathers of weights, what the compiler's schedule hides behind computation. Eleven compiled programs
-# that fit (8B and 70B over `fsdp` alone and with each other axis) hide 71 to 97 %, 90 % at the median.
+# Of the gathers of weights, what the compiler's schedule hides behind computation. Fitted: the median of
+# eleven compiled programs that fit (8B and 70B, `fsdp` alone and with each other axis), hiding 71 to 97 %.
 HIDDEN = 0.9
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
 PASSES_IN_PIPELINE = 3.0  # the same in a pipeline whose stages do not recompute everything
@@ -250,9 +250,8 @@ class Form:
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
-        copies = copies + np.where(
-            self.vocab % self.tensor, tables * self.parameter_bytes, 0.0
-        )  # whose rows are padded
+        padded = tables * self.parameter_bytes
+        copies = copies + np.where(self.vocab % self.tensor, padded, 0.0)
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,
@@ -662,9 +661,8 @@ class Form:
         held = self._held_trained(over_data=True)
         _, moments = moments_of(self.config)
         waits = np.where(self.moments_wait, self._host(held * self.moment_bytes * moments * 2), 0.0)
-        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (
-            FP32 - self.moment_bytes
-        )  # read and written, Adam's two
+        # A parameter and Adam's two moments are read and written.
+        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (FP32 - self.moment_bytes)
         return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits
 
     # Messages

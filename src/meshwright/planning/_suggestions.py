@@ -304,7 +304,8 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
         case RMSPropOptimizer(momentum=momentum, centered=centered):
             per_parameter = 1 + int(momentum > 0) + int(centered)
         case AdafactorOptimizer() | MuonOptimizer():
-            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype == "float32"]
+            formats = "float32", "bfloat16"
+            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
             return sum(math.prod(argument.shape) for argument in held)
     return per_parameter * config.num_trained_parameters
 
@@ -323,6 +324,8 @@ class _RuleRows:
         arrays = [a for a in self._arguments if a.role == role and a.shape]
         step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
         why = _where(arrays, self._layout) if count else "the optimizer keeps none"
+        if any(a.dtype == "bfloat16" for a in arrays):
+            why += ", in bf16 where the rule counts fp32"
         if step_counts:
             why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
         if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:
