@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.api._weigh import request_of
+from meshwright.api._requests import request_of
 from meshwright.compiler import _cache as _executables
 from meshwright.compiler import compile_program, keep_executables
 from meshwright.config import Layout, load_config

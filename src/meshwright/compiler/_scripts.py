@@ -40,6 +40,7 @@ class ScriptRequest:
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
     all_calls: bool  # weigh each jitted call, not one
+    auto_meshes: bool = False  # axes of jax.make_mesh without types are Auto, as before JAX 0.9
 
     def to_json(self) -> str:
         """Return the JSON text that the script's process reads."""
@@ -76,7 +77,8 @@ class Candidate:
 class ScriptAnswer:
     """Holds what a script called: the chosen call first, then the others by FLOPs; or an error with its hint.
 
-    `notes`: values that the script read on the host, and what depended on them.
+    `notes`: values that the script read on the host, and what depended on them. `shows_output`: whether the
+    last lines that it printed may say more than the error.
     """
 
     __pydantic_config__ = EXACT
@@ -84,6 +86,7 @@ class ScriptAnswer:
     notes: tuple[str, ...] = ()
     error: str = ""
     hint: str = ""
+    shows_output: bool = True
 
     def to_json(self) -> str:
         """Return the JSON text that the script's process writes."""
@@ -129,6 +132,7 @@ def run_script(
             )
         answer = ScriptAnswer.from_json(answer_file.read_text())
         if answer.error:
+            last = last if answer.shows_output else ""
             raise InputError(f"{script}: {answer.error}{last}", hint=answer.hint)
         texts = [
             {Path(name).name: (folder / name).read_text() for name in each.files}

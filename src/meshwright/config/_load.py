@@ -35,6 +35,8 @@ _PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
 _ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
+# The batch with adapters: torchtune's recipes for Llama 3.1 8B take 2, 8 times.
+FINE_TUNING = {"batch": {"sequences_per_replica": 16, "microbatch_sequences": 2}}
 _ENDINGS = "a file's path ends in .toml"
 
 
@@ -85,10 +87,37 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
         InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
     """
     name, tree = _read(text)
-    tree = _merged(tree, _override_tree(overrides))
+    changes = _override_tree(overrides)
+    if is_table(lora := changes.get("lora")) and lora.get("rank") is not None and _has_default_batch(text):
+        tree = _for_fine_tuning(tree, changes)
+    tree = _merged(tree, changes)
     if "name" in tree:
         raise InputError(f"{name}: a file cannot set name", hint=f"a run is named after its file: {name}")
     return _checked(name, tree)
+
+
+def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree of a run without length and schedule of pretraining, and with the batch of fine-tuning.
+
+    The batch stays if `changes` set its sequences.
+    """
+    tree = {key: value for key, value in tree.items() if key not in ("steps", "schedule")}
+    batch = changes.get("batch")
+    is_set = is_table(batch) and batch.keys() & {"sequences", "sequences_per_replica"}
+    return tree if is_set else _merged(tree, FINE_TUNING)
+
+
+def _has_default_batch(text: str) -> bool:
+    """Return whether the batch of what `text` names is that of pretraining, and no choice of the user's."""
+    path = Path(text)
+    if text in preset_names():
+        return True
+    if path.suffix == ".toml":
+        return False
+    if not path.exists():
+        return True  # a published model, or one in Hugging Face's cache
+    file = path / _RUN_FILE if path.is_dir() else path
+    return is_huggingface(json.loads(file.read_text("utf-8-sig")))
 
 
 def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:

@@ -76,6 +76,8 @@ class WeighingFacts:
     pipeline: Ticks | None = None
     plan: KnownPlan | None = None
     pytorch: TorchFacts | None = None
+    warnings: tuple[str, ...] = ()
+    idle_devices: int = 0
     num_active_parameters: int | None = None
     num_trained_parameters: int | None = None  # where others are frozen
     is_published_target: bool = False
