@@ -240,7 +240,7 @@ def test_a_layout_of_a_preset_that_does_not_suit_the_fleet_gives_way_to_the_near
         "Weighed with layout tensor=8, the nearest for 8 devices: data=-1,stage=16,tensor=8 of llama3-405b "
         "does not",
     )
-    with pytest.raises(InputError, match="does not divide the fleet's 8 devices"):
+    with pytest.raises(mw.InputError, match="does not divide the fleet's 8 devices"):
         mw.weigh("llama3-405b", on="8xCPU", layout="data=-1,stage=16,tensor=8", overrides=settings)
 
 
@@ -259,5 +259,5 @@ def test_fine_tuning_has_a_batch_of_its_own_and_no_steps_of_pretraining(tmp_path
     kept = mw.load("llama3-8b", ["lora.rank=8", "batch.sequences=4", "steps=9"])
     assert (kept.steps, kept.batch.sequences, kept.batch.sequences_per_replica) == (9, 4, None)
     file = tmp_path / "mine.toml"
-    file.write_text('preset = "llama3-8b"\nsteps = 5\n[batch]\nsequences = 8\n')
+    file.write_text('preset = "llama3-8b"\nsteps = 9000\n[batch]\nsequences = 8\n')
     assert mw.load(str(file), {"lora.rank": 8}).batch.sequences == 8
