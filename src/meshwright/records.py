@@ -1,6 +1,6 @@
 """Read a record from the JSON text that Meshwright wrote, and refuse any other text in words.
 
-Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages whose records are kept in files.
+Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records in files.
 """
 
 from __future__ import annotations
