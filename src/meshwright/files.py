@@ -1,8 +1,8 @@
 """Read files that others wrote: never a pipe or a device, never more than a limit, never beyond a folder.
 
-Every file that a user names, or that came with a model, a trace or a data set, is opened by `open_file`. What
-cannot be read raises `OSError`, and what is not in its format `ValueError`; each has words that end a sentence,
-and the caller says which file it is and what to do.
+Every file that a user names, or that came with a model, a trace or a data set, is opened by `open_file`.
+What cannot be read raises `OSError`, and what has another format `ValueError`. Their words end a sentence; the
+caller says which file it is and what to do.
 
 Imports: the standard library. Used by: all packages that read a file which Meshwright did not write.
 """
@@ -222,13 +222,8 @@ def within(folder: Path, name: object) -> Path:
     Traceback (most recent call last):
     ValueError: '../secret' is not the name of a file in its folder
     """
-    if (
-        not isinstance(name, str)
-        or not name
-        or name.startswith("/")
-        or "\0" in name
-        or ".." in name.split("/")
-    ):
+    is_name = isinstance(name, str) and name and "\0" not in name
+    if not is_name or name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{str(name)[:100]!r} is not the name of a file in its folder")
     return folder / name
 

@@ -1,6 +1,6 @@
 """Read a record from the JSON text that Meshwright wrote, and refuse any other text in words.
 
-Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records in files.
+Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records.
 """
 
 from __future__ import annotations

@@ -231,14 +231,10 @@ def _chrome_events(path: Path) -> Collection[Any]:
     try:
         read = read_gzip if path.name.endswith(".gz") else read_bytes
         found = parsed_json(read(path, MOST_JSON_BYTES), strict=False)
-        events = found["traceEvents"] if isinstance(found, dict) else found
+        events = found.get("traceEvents") if isinstance(found, dict) else found
         if not isinstance(events, list):
-            raise ValueError(f"its events are {_shown(events)}, not a list")
+            raise ValueError(f"its traceEvents are {_shown(events)}, not a list")
         return events
-    except KeyError:
-        raise InputError(
-            f"{path} cannot be read as Chrome trace events: it has no traceEvents", hint=HINT
-        ) from None
     except (OSError, ValueError) as broken:
         what = f"{path} cannot be read as Chrome trace events: {reason(broken)}"
         raise InputError(what, hint=HINT) from broken

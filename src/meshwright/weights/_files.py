@@ -178,8 +178,8 @@ def _check_ranges(entries: Sequence[_Entry], num_bytes: int) -> None:
     for each in entries:
         if each.begin != before or each.end < each.begin:
             raise ValueError(
-                f"{_shown(each.name)} is at bytes {each.begin:,} to {each.end:,} of the data, and the array before "
-                f"it ends at {before:,}"
+                f"{_shown(each.name)} is at bytes {each.begin:,} to {each.end:,} of the data, "
+                f"and the array before it ends at {before:,}"
             )
         if each.end > num_bytes:
             raise ValueError(
