@@ -1,8 +1,8 @@
 """Read files that others wrote: never a pipe or a device, never more than a limit, never beyond a folder.
 
 Every file that a user names, or that came with a model, a trace or a data set, is opened by `open_file`.
-What cannot be read raises `OSError`, and what has another format `ValueError`. Their words end a sentence; the
-caller says which file it is and what to do.
+What cannot be read raises `OSError`, and what has another format `ValueError`. Their words end a sentence;
+the caller says which file it is and what to do.
 
 Imports: the standard library. Used by: all packages that read a file which Meshwright did not write.
 """

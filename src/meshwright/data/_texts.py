@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ import numpy as np
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import how_to_install
+from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_bytes, reason
 
 from ._parquet import PARQUET, parquet_texts
 
 LINES = (".jsonl", ".ndjson")
 _IN_FOLDERS = (*LINES, PARQUET, ".txt")
 PIECE_BYTES = 1 << 24
+MOST_LINE_BYTES = 1 << 28
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
@@ -160,6 +163,7 @@ def _where(piece: TextPiece, begin: int) -> str:
 
 BYTES = "bytes"
 NUM_BYTES = 256
+_NAME_ANOTHER = "name another tokenizer.json, or use bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +207,29 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text."""
-        encoded = self.inner.encode_batch(list(texts), add_special_tokens=False)
+        encoded = self._of_rust(lambda: self.inner.encode_batch(list(texts), add_special_tokens=False))
         return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of a text, and the character at which each begins."""
+        encoded = self._of_rust(lambda: self.inner.encode(text, add_special_tokens=False))
+        return np.array(encoded.ids, np.int32), np.array([start for start, _ in encoded.offsets], np.int64)
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text, with special tokens; ids without a token are left out."""
-        text: str = self.inner.decode(ids.tolist(), skip_special_tokens=False)
+        text: str = self._of_rust(lambda: self.inner.decode(ids.tolist(), skip_special_tokens=False))
         return text
+
+    def _of_rust(self, work: Callable[[], Any]) -> Any:
+        """Return what the package does with a text.
+
+        Raises:
+            InputError: it fails, as a tokenizer does that has no token for an unknown word.
+        """
+        try:
+            return work()
+        except BaseException as failed:
+            raise _words_of_rust(failed, f"the tokenizer {self.name} fails") from failed
 
     def end_of_document(self, name: str) -> int:
         """Return the id of a token, given as the token's text or as the id.
@@ -241,7 +261,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return ByteTokenizer()
     path = Path(name)
-    if not os.path.isfile(name):
+    if not os.path.exists(name):
         raise InputError(f"no tokenizer {name!r}", hint="use bytes, or the path of a local tokenizer.json")
     try:
         import tokenizers
@@ -251,11 +271,45 @@ def open_tokenizer(name: str) -> Tokenizer:
             hint=f"{how_to_install('tokenizers')}, or use the tokenizer bytes",
         ) from missing
     try:
-        inner: Any = tokenizers.Tokenizer.from_file(name)
-    except Exception as wrong:  # the package raises bare Exception
-        raise InputError(f"{name} is not a tokenizer: {wrong}", hint="name a file tokenizer.json") from wrong
+        content = read_bytes(path, MOST_JSON_BYTES)
+        with _quiet_stderr():  # on which a panic of Rust prints
+            inner: Any = tokenizers.Tokenizer.from_buffer(content)
+    except OSError as refused:
+        raise InputError(f"cannot read {name}: {reason(refused)}", hint=_NAME_ANOTHER) from refused
+    except BaseException as failed:
+        raise _words_of_rust(failed, f"{name} is not a tokenizer") from failed
     inner.no_truncation()  # the file may set truncation and padding, for use in a model
     inner.no_padding()
-    num_ids = max(inner.get_vocab(with_added_tokens=True).values()) + 1  # ids may have gaps
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    num_ids = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids may have gaps
+    if not num_ids:
+        raise InputError(f"{name} is a tokenizer without tokens", hint=_NAME_ANOTHER)
+    sha256 = hashlib.sha256(content).hexdigest()
     return FileTokenizer(name=path.name, sha256=sha256, num_ids=num_ids, inner=inner)
+
+
+def _words_of_rust(failed: BaseException, what: str) -> BaseException:
+    """Return the error of the package `tokenizers` in words, or one that is not its own as it is.
+
+    The package raises bare `Exception`; a panic of its Rust is a `BaseException`.
+    """
+    if isinstance(failed, Exception) or type(failed).__name__ == "PanicException":
+        return InputError(f"{what}: {str(failed)[:300]}", hint=_NAME_ANOTHER)
+    return failed
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Let nothing appear on the process's stderr within the block."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
