@@ -114,7 +114,7 @@ def read_gzip(path: Path | str, most: int) -> bytes:
             with gzip.GzipFile(fileobj=packed) as file:
                 return _at_most(file, min(most, usual), path)
         except (gzip.BadGzipFile, EOFError, zlib.error) as broken:
-            raise ValueError(f"it is no whole file of gzip: {broken}") from None
+            raise ValueError(f"it is no whole gzip file: {broken}") from None
 
 
 def parsed_json(text: str | bytes, *, strict: bool = True) -> Any:

@@ -32,6 +32,8 @@ LINES = (".jsonl", ".ndjson")
 _IN_FOLDERS = (*LINES, PARQUET, ".txt")
 PIECE_BYTES = 1 << 24
 MOST_LINE_BYTES = 1 << 28
+_BLOCK_BYTES = 1 << 20
+_LONGEST_CHARACTER = 4  # bytes
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
@@ -89,18 +91,43 @@ def _files_of(text: str) -> list[str]:
     return [str(path) for path in found]
 
 
-def documents_in(piece: TextPiece, text_key: str) -> Iterator[str]:
-    """Yield the documents of a piece, in order."""
+def fragments_in(piece: TextPiece, text_key: str, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """Yield the documents of a piece, in order, each with True; a long one in fragments, the last with True.
+
+    The fragments' ids, one after another, are those of the document. With bytes any file is read so, in
+    little memory. A `tokenizer.json` gets each document whole.
+    """
     path = Path(piece.path)
     try:
         if path.suffix in LINES:
-            yield from _lines(piece, text_key)
+            yield from ((text, True) for text in _lines(piece, text_key))
         elif path.suffix == PARQUET:
-            yield from parquet_texts(path, piece.start, piece.stop, text_key)
+            yield from ((text, True) for text in parquet_texts(path, piece.start, piece.stop, text_key))
+        elif isinstance(tokenizer, ByteTokenizer):
+            yield from _blocks(piece)
         else:
-            yield _text(path.read_bytes(), piece.path, 0)
+            yield "".join(text for text, _ in _blocks(piece)), True
     except OSError as refused:
-        raise InputError(f"cannot read {path}: {refused.strerror}", hint="check its permissions") from refused
+        raise InputError(f"cannot read {path}: {reason(refused)}", hint="check its permissions") from refused
+
+
+def _blocks(piece: TextPiece) -> Iterator[tuple[str, bool]]:
+    """Yield a file of text in blocks of whole characters, and for each whether it is the last."""
+    with open_file(piece.path) as file:
+        first_byte, rest, block = 0, b"", file.read(_BLOCK_BYTES)
+        while block:
+            content, block = rest + block, file.read(_BLOCK_BYTES)
+            whole = _whole_characters(content) if block else len(content)
+            yield _text(content[:whole], piece.path, first_byte), not block
+            first_byte, rest = first_byte + whole, content[whole:]
+
+
+def _whole_characters(content: bytes) -> int:
+    """Return how many bytes come before a character of UTF-8 that the end may have cut."""
+    for place in range(len(content) - 1, max(len(content) - _LONGEST_CHARACTER, 0) - 1, -1):
+        if content[place] & 0b1100_0000 != 0b1000_0000:  # not one that goes on
+            return place if content[place] & 0b1000_0000 else place + 1
+    return len(content)
 
 
 def _text(content: bytes, where: str, first_byte: int) -> str:
@@ -116,12 +143,19 @@ def _text(content: bytes, where: str, first_byte: int) -> str:
 
 
 def _lines(piece: TextPiece, text_key: str) -> Iterator[str]:
-    with Path(piece.path).open("rb") as file:
+    with open_file(piece.path) as file:
         begin = piece.start
         if begin:  # a line that began earlier belongs to the previous piece
             file.seek(begin - 1)
-            begin += len(file.readline()) - 1
-        while begin < piece.stop and (line := file.readline()):
+            while part := file.readline(_BLOCK_BYTES):
+                begin += len(part)
+                if part.endswith(b"\n"):
+                    break
+            begin -= 1
+        while begin < piece.stop and (line := file.readline(MOST_LINE_BYTES + 1)):
+            if len(line) > MOST_LINE_BYTES:
+                what = f"{_where(piece, begin)}: the line has more than {MOST_LINE_BYTES:,} bytes"
+                raise InputError(what, hint="divide it, or name the file .txt if it is one text")
             if stripped := line.rstrip():
                 yield _document(stripped, piece, begin, text_key)
             begin += len(line)
@@ -134,8 +168,8 @@ def _document(line: bytes, piece: TextPiece, begin: int, text_key: str) -> str:
     repair = "correct the line, or take it out"
     wanted = "each line must be an object with its text under that key; --text-key names another"
     try:
-        record = json.loads(_text(line, piece.path, begin))
-    except (ValueError, RecursionError) as error:
+        record = parsed_json(_text(line, piece.path, begin), strict=False)
+    except ValueError as error:
         raise wrong(f"not JSON: {error}", repair) from error
     if not isinstance(record, dict):
         raise wrong(f"a {type(record).__name__}, not an object", wanted)
@@ -153,7 +187,7 @@ def _document(line: bytes, piece: TextPiece, begin: int, text_key: str) -> str:
 
 def _where(piece: TextPiece, begin: int) -> str:
     """Return the file and line of a byte; counts the lines before it, which only error messages need."""
-    with Path(piece.path).open("rb") as file:
+    with open_file(piece.path) as file:
         lines, left = 1, begin
         while left and (block := file.read(min(left, 1 << 20))):
             lines += block.count(b"\n")
