@@ -18,19 +18,20 @@ import stat
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 MEBIBYTE = 2**20
 MOST_JSON_BYTES = 100 * MEBIBYTE  # the index of a model with a million arrays has as many
 MOST_TOML_BYTES = MEBIBYTE
+MOST_SOURCE_BYTES = 16 * MEBIBYTE  # of a program
+MOST_RECORD_BYTES = 2**31  # of what a run writes about itself; a line for each step
 MOST_DOTS = 1000  # in a line of TOML: its reader takes time by the square of the parts of a dotted key
 DEEPEST = 100  # levels of lists and objects
 MOST_DIGITS = 300  # an integer of more is beyond every float
 MOST_PACKED = 200  # times as many bytes as in the compressed file; real traces have up to 40
 ALWAYS_UNPACKED = 64 * MEBIBYTE
-TAIL_BYTES = 2**16
+TAIL_BYTES, LONGEST_LINE = 2**18, 500  # of what a process printed
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -228,8 +229,8 @@ def within(folder: Path, name: object) -> Path:
     return folder / name
 
 
-def last_lines(path: Path, count: int, longest: int) -> Sequence[str]:
-    """Return the last lines of what a process printed that are not blank, each cut to `longest` characters.
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of what a process printed that are not blank, without the rest of a long line.
 
     Reads the file's end alone: a process may print gigabytes, also in one line.
     """
@@ -237,4 +238,6 @@ def last_lines(path: Path, count: int, longest: int) -> Sequence[str]:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         words = file.read(TAIL_BYTES).decode("utf-8", "replace")
     lines = [line for line in words.splitlines() if line.strip()]
-    return [line if len(line) <= longest else line[: longest - 3] + "..." for line in lines[-count:]]
+    return [
+        line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..." for line in lines[-count:]
+    ]

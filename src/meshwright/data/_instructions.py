@@ -167,16 +167,7 @@ def open_codec(name: str) -> Codec:
     folder = Path(name)
     tokenizer = open_tokenizer(str(folder / "tokenizer.json"))
     path = folder / "tokenizer_config.json"
-    try:
-        settings = read_json(path)
-        if not isinstance(settings, dict):
-            raise ValueError("it is not an object")
-    except (OSError, ValueError) as broken:
-        raise InputError(
-            f"{path} cannot be read: {reason(broken)}", hint="name the folder of a model with its tokenizer"
-        ) from broken
-    tokens = {key: _token(settings[key]) for key in settings if key.endswith("_token")}
-    special = {key: token for key, token in tokens.items() if token}
+    settings, special = _settings_of(path)
     if "eos_token" not in special:
         raise InputError(
             f"{path} names no eos_token, which ends an answer", hint="set it there, as the model was trained"
@@ -186,6 +177,24 @@ def open_codec(name: str) -> Codec:
     return Codec(
         name=name, tokenizer=tokenizer, template=template, end=tokenizer.end_of_document(special["eos_token"])
     )
+
+
+def _settings_of(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a tokenizer, and its special tokens by name.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        settings = read_json(path)
+        if not isinstance(settings, dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError) as broken:
+        raise InputError(
+            f"{path} cannot be read: {reason(broken)}", hint="name the folder of a model with its tokenizer"
+        ) from broken
+    tokens = {key: _token(settings[key]) for key in settings if key.endswith("_token")}
+    return settings, {key: token for key, token in tokens.items() if token}
 
 
 def _token(value: Any) -> str:

@@ -61,8 +61,14 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[TextPiece]:
     seen: dict[Path, str] = {}
     for name in (each for text in inputs for each in _files_of(text)):
         path = Path(name)
-        if not os.path.isfile(name):
+        if not os.path.exists(name):
             raise InputError(f"no text {name}", hint="check the path")
+        try:
+            open_file(name).close()
+        except OSError as refused:
+            raise InputError(
+                f"cannot read {name}: {reason(refused)}", hint="name a file of text"
+            ) from refused
         if (real := path.resolve()) in seen:
             raise InputError(f"{name} is named twice (as {seen[real]})", hint="name each file once")
         seen[real] = name
