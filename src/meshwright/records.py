@@ -1,15 +1,15 @@
 """Read a record from the JSON text that Meshwright wrote, and refuse any other text in words.
 
-Imports: `errors`, and pydantic when a text is read. Used by: all packages whose records are kept in files.
+Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError
+from meshwright.files import parsed_json
 
 Record = TypeVar("Record")
 
@@ -45,7 +45,7 @@ def read_record(
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = parsed_json(text)
         if schema is not None and (given := fields.pop("schema")) != schema:
             what = f"this is {name} of schema {given}; this version of Meshwright reads schema {schema}"
             raise InputError(what, hint=f"{hint}; or read it with the version that wrote it")
@@ -55,5 +55,5 @@ def read_record(
         first = invalid.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole text"
         raise InputError(f"this is not {name}: {where}: {first['msg']}", hint=hint) from invalid
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(f"this is not {name}: {broken!r}", hint=hint) from broken

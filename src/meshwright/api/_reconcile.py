@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from ..compiler import cache_root, writing_cache
 from ..errors import InputError, MeshwrightError
+from ..files import read_text, reason
 from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
 from ..reconciliation import reconcile as compared
 from ..records import read_record
@@ -77,12 +78,12 @@ def reconciled(
 def _read(path: Path, parse: Callable[[str], T]) -> T | None:
     """Return what a file holds; None if there is none."""
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as refused:
         hint = "name the folder that `meshwright train` wrote"
-        raise InputError(f"{path} cannot be read: {refused}", hint=hint) from refused
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=hint) from refused
 
 
 def add_to_history(

@@ -269,6 +269,9 @@ def account(
     answer(as_json, made.to_dict(), page)
 
 
+TIME_LIMIT_SECONDS = 1200.0  # as a script has
+
+
 def _account_apart(function: str) -> Account:
     """Account for the result of `function` in a separate process, which the function may end or crash.
 
@@ -289,12 +292,17 @@ def _account_apart(function: str) -> Account:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
         try:
+            if not ours.poll(TIME_LIMIT_SECONDS):
+                raise InputError(
+                    f"{function} was not done after {TIME_LIMIT_SECONDS:.0f} s",
+                    hint="run it by itself to see what it waits for, or let it make a smaller module",
+                )
             made: Account | Exception = ours.recv()
         except EOFError:
             child.join()
             raise _ended(function, child.exitcode or 0, crash.read()) from None
         finally:
-            child.terminate()
+            child.kill()  # it has answered or is given up, whatever threads and signals it has set up
             child.join()
     if isinstance(made, Exception):
         raise made

@@ -28,6 +28,7 @@ import psutil
 
 from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python, report_phases, working_folder
 from ..errors import CompileError, InputError, MeshwrightError
+from ..files import last_lines
 from . import _cache
 from ._functions import TakesNoMesh
 from ._record import Compiled, Declared, Request
@@ -36,6 +37,7 @@ NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
+MOST_LINES = 1000  # of a worker's output that are looked at
 QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
 STARTING = "starting"  # until the worker says otherwise
@@ -189,8 +191,8 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
 
 def _died(request: Request, status: int, work: Path) -> CompileError:
     """Return the error for a worker that ended without an answer: its exit status, phase and last output."""
-    said = (work / STDERR_FILE).read_text(errors="replace").splitlines()
-    lines = [line for line in said if line.strip() and not line.startswith("Extension modules: ")]
+    said = last_lines(work / STDERR_FILE, MOST_LINES)
+    lines = [line for line in said if not line.startswith("Extension modules: ")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(CRASHED)), None)
     # The innermost Python line comes first after a crash, but last in an exception's traceback.
     words = lines[-STDERR_LINES:] if crash is None else lines[crash : crash + STDERR_LINES]

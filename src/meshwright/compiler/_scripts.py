@@ -17,6 +17,7 @@ from typing import Any
 
 from ..children import end_session, own_python, working_folder
 from ..errors import InputError
+from ..files import last_lines
 from ..records import EXACT, read_record
 
 MODULE = "meshwright.worker._script"
@@ -115,8 +116,7 @@ def run_script(
         said = folder / "output"
         status = _wait(folder, said, time_limit_seconds)
         answer_file = folder / "answer.json"
-        words = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
-        last = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
+        last = "".join(f"\n    {line}" for line in last_lines(said, LAST_LINES))
         last = f". Its last lines:{last}" if last else ""
         script = " ".join(request.command)
         if status is None:

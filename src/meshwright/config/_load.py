@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from meshwright.errors import InputError, near_names, nearest_name
+from meshwright.files import parsed_toml, read_json, read_toml
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
 from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
@@ -238,14 +239,14 @@ def _absolute(key: str, folder: Path, path: str) -> str:
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the file's stem and its tree, merged over the preset that it names."""
     try:
-        tree = tomllib.loads(path.read_text("utf-8-sig"))  # Windows' editors put a mark in front
+        tree = read_toml(path)
     except FileNotFoundError:
         beside = [p.name for p in path.parent.glob("*.toml")]
         hint = f"in {path.parent}: {nearest_name(path.name, beside)}"
         raise InputError(f"no file {path}", hint=hint) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="name a readable TOML file") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond Python's limits
+    except ValueError as error:  # not UTF-8, not TOML, or beyond limits
         raise InputError(f"{path} is not TOML: {error}", hint="fix the line that it names") from None
     _make_paths_absolute(tree, path.parent)
     preset = tree.pop("preset", None)
@@ -259,13 +260,13 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
 def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and the tree of a run, from the file that `train` writes or from Hugging Face's."""
     try:
-        tree = json.loads(path.read_text("utf-8-sig"))
+        tree = read_json(path)
     except OSError as error:
         hint = f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}"
         if (path.parent / _ADAPTERS).is_file():
             hint = f"the folder holds adapters: name that of the model below them, which {_ADAPTERS} names"
         raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
     if is_huggingface(tree):
@@ -331,8 +332,8 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 def _override_value(text: str) -> Any:
     """Return `text` as a TOML value, or as text if it is none, such as `adamw` or `fsdp=2,tensor=2`."""
     try:
-        tree = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        tree = parsed_toml(f"value = {text}")
+    except ValueError:
         return text
     return tree["value"] if tree.keys() == {"value"} else text
 

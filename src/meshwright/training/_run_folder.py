@@ -21,6 +21,7 @@ from ..checkpoint import Found, lock_folder, open_own, steps_in, unread_newest, 
 from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
+from ..files import MOST_JSON_BYTES, open_file, read_bytes, reason
 from ..launch import ALONE, Alone
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
@@ -217,13 +218,13 @@ def config_of(run: Path) -> RunConfig:
     newest = unread_newest(run / "checkpoints", about_complaint)
     saved = None if newest is None else newest.about.get("config")
     try:
-        config = RunConfig.model_validate_json(path.read_bytes())
+        config = RunConfig.model_validate_json(read_bytes(path, MOST_JSON_BYTES))
         if saved is None or not _fixed_differences(saved, config):
             return config
     except OSError as refused:
         if saved is None:
             raise InputError(
-                f"{run} is not a run: {path.name} cannot be read: {refused.strerror}",
+                f"{run} is not a run: {path.name} cannot be read: {reason(refused)}",
                 hint="name the folder that `meshwright train` wrote",
             ) from refused
     except ValidationError as wrong:
@@ -238,7 +239,7 @@ def config_of(run: Path) -> RunConfig:
 def last_recorded_step(folder: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl; 0 if none exists."""
     try:
-        with (folder / METRICS).open("rb") as file:
+        with open_file(folder / METRICS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:

@@ -30,7 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..children import begin_phase, guard
+from ..children import begin_phase, end_after, guard
 from ..compiler import (
     PID_FILE,
     SCHEMA,
@@ -50,7 +50,7 @@ from ..compiler import (
     loading_results,
 )
 from ..errors import CompileError, InputError, MeshwrightError
-from ._optimised import end_process, optimised
+from ._optimised import optimised
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 # It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
@@ -529,5 +529,4 @@ def _write(file: Path, number: int) -> bool:
 if __name__ == "__main__":
     caller, *folders = sys.argv[1:]
     work_folder, made_folder, caller = (*folders, caller) if folders else fork_for_each_request()
-    main(Path(work_folder), Path(made_folder), int(caller))
-    end_process()
+    end_after(lambda: main(Path(work_folder), Path(made_folder), int(caller)))

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..children import guard
+from ..children import end_after, guard
 from ..compiler import (
     USERS_FAILURES,
     Candidate,
@@ -522,4 +522,4 @@ def _names_from(scope: ast.AST, line: int) -> set[str]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    end_after(lambda: main(int(sys.argv[1]), Path(sys.argv[2])))
