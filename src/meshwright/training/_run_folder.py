@@ -17,7 +17,15 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from ..checkpoint import Found, lock_folder, open_own, steps_in, unread_newest, write_probe
+from ..checkpoint import (
+    Found,
+    lock_folder,
+    open_own,
+    path_for_arrays,
+    steps_in,
+    unread_newest,
+    write_probe,
+)
 from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
@@ -118,11 +126,11 @@ class RunFolder:
         """Lock the folder if it exists, and check that this run may use it; create no folder.
 
         Raises:
-            InputError: another process writes it, it holds a run that is not to be resumed, the run is not
-                that of `config`, or resuming would discard steps.
+            InputError: its name cannot hold checkpoints, another process writes it, it holds a run that is
+                not to be resumed, the run is not that of `config`, or resuming would discard steps.
         """
         self._config = config
-        self.peers.from_first("folder/look", lambda: self._take_lock() if self.path.is_dir() else None)
+        self.peers.from_first("folder/look", self._look)
 
     def make(self) -> None:
         """Create the folder, lock it, and check that files can be written there.
@@ -139,6 +147,11 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _look(self) -> None:
+        path_for_arrays(self.path)
+        if self.path.is_dir():
+            self._take_lock()
 
     def _make(self) -> None:
         try:
