@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.launch._coordination import SILENT_LOOKS, SILENT_SECONDS, Heartbeat
+from meshwright.launch._coordination import LEFT_LOOKS, SILENT_SECONDS, Heartbeat
 
 
 class Board:
@@ -99,16 +99,15 @@ def test_a_first_process_that_takes_no_answers_is_named_by_another(three, capfd,
 
 
 def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by_itself(three, capfd):
-    rolls, ended, clock = three
+    rolls, ended, _clock = three
     rolls[1].start()
     rolls[1].leave("MemoryError: no room for the batch", 1, wait=False)
     rolls[0].beat()
     assert ended == [(1, 1)]
-    clock[0] += SILENT_SECONDS + 1
-    for _ in range(SILENT_LOOKS + 1):
-        rolls[2].beat()
-        if len(ended) == 1:
-            rolls[0].beat()
+    for _ in range(LEFT_LOOKS + 1):
+        assert ended == [(1, 1)]
+        for roll in (rolls[2], rolls[0]):
+            roll.beat()
     assert ended == [(1, 1), (0, 4)]
     assert (
         "error: process 1 of 3 on host1 ended: MemoryError: no room for the batch" in capfd.readouterr().err

@@ -32,6 +32,7 @@ from ._options import check_refused_results as check_refused_results
 from ._options import loading_results as loading_results
 from ._options import read_autotune_results as read_autotune_results
 from ._options import requested_options as requested_options
+from ._options import user_flags as user_flags
 from ._options import writing_results as writing_results
 from ._record import SCHEMA as SCHEMA
 from ._record import SIMULATED as SIMULATED

@@ -3,6 +3,8 @@
 Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, and jax only when it is needed.
 """
 
+from ._alike import Facts as Facts
+from ._alike import agreed as agreed
 from ._coordination import ALONE as ALONE
 from ._coordination import Alone as Alone
 from ._coordination import Peers as Peers

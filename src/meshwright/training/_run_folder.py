@@ -391,7 +391,7 @@ def _fixed_differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str,
 def _differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by "section.key": the saved value and that of `config`."""
     without = {"lora": LoraConfig().model_dump(mode="json")}  # a run of a release that had no adapters
-    was, now = _flat({**without, **saved}), _flat(config.model_dump(mode="json"))
+    was, now = flat({**without, **saved}), flat(config.model_dump(mode="json"))
     pairs = {key: (was.get(key), now.get(key)) for key in sorted(was.keys() | now.keys())}
     return {key: values for key, values in pairs.items() if values[0] != values[1]}
 
@@ -400,8 +400,9 @@ def _within(key: str, sections: tuple[str, ...]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of nested sections by "section.key"."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return flat
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return found
