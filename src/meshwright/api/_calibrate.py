@@ -5,7 +5,6 @@ Used by: `cli`, and users as `mw.calibrate`.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +40,7 @@ from ..predict import (
     rates_digest,
 )
 from ..reconciliation import Calibrated, CalibratedClass, CalibratedStep, Measurement
+from ..records import read_json
 from ..results import Phase, Weighing, ignore
 from ..units import format_seconds, parse_seconds
 from ._weigh import fleet_of, weigh
@@ -224,7 +224,7 @@ def _measurement_of(config: str | RunConfig) -> tuple[Measurement, str]:
     folder = Path(config)
     try:
         measurement = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))
-        fleet = str(json.loads((folder / "weighing.json").read_text("utf-8"))["fleet"]["name"])
+        fleet = str(read_json((folder / "weighing.json").read_text("utf-8"))["fleet"]["name"])
     except (OSError, ValueError, KeyError, TypeError) as missing:
         raise InputError(f"{folder} is not the folder of a finished run: {missing}", hint=hint) from missing
     if measurement.step_seconds is None:

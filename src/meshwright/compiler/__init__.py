@@ -4,11 +4,13 @@ Imports: `children`, `errors`. jax is imported only in the worker process. Used 
 `planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
 """
 
+from ._cache import cache_lock as cache_lock
 from ._cache import cache_root as cache_root
 from ._cache import is_compiled as is_compiled
 from ._cache import keep_beside as keep_beside
 from ._cache import keep_executables as keep_executables
 from ._cache import kept_beside as kept_beside
+from ._cache import write_cached as write_cached
 from ._cache import writing_cache as writing_cache
 from ._fingerprint import fingerprint_of as fingerprint_of
 from ._functions import USERS_FAILURES as USERS_FAILURES

@@ -30,6 +30,7 @@ from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
 from ..launch import ALONE, Alone
+from ..records import read_json
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 SHARED = ".shared"  # exists briefly: with it the processes check that they see the same folder
@@ -211,7 +212,7 @@ class RunFolder:
     def _checkpoint_interval(self) -> int | None:
         """Return the run's `checkpoint.every_steps`; the requested config's if config.json is unreadable."""
         try:
-            every = json.loads((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
+            every = read_json((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
         except (OSError, ValueError, TypeError, KeyError):
             every = None if self._config is None else self._config.checkpoint.every_steps
         return every if isinstance(every, int) else None
@@ -258,7 +259,7 @@ def last_recorded_step(folder: Path) -> int:
         return 0  # missing, or a device
     for line in reversed(lines):
         try:
-            return int(json.loads(line)["step"])
+            return int(read_json(line)["step"])
         except (ValueError, TypeError, KeyError):
             continue  # cut short by a process that was killed
     return 0

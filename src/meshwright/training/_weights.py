@@ -17,6 +17,7 @@ import numpy as np
 from ..config import RunConfig, TransformerModel
 from ..errors import InputError
 from ..models import CODES, SCALES, matrix_of, quantised_part
+from ..records import read_json
 from ..sharding import num_chunks_of, shape_of_layers
 from ..weights import Weight, WeightFiles, part_of, weights_of
 
@@ -49,7 +50,7 @@ def base_of(run: Path) -> Base | None:
     if not path.is_file():
         return None
     try:
-        return Base(**json.loads(path.read_text("utf-8-sig")))
+        return Base(**read_json(path.read_text("utf-8-sig")))
     except (OSError, ValueError, TypeError) as broken:
         raise InputError(
             f"{path} cannot be read: {broken}", hint='write {"folder": ..., "model_type": ...} of the base'
@@ -69,7 +70,7 @@ class FirstWeights:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         path = folder / "config.json"
         try:
-            file = json.loads(path.read_text("utf-8-sig"))
+            file = read_json(path.read_text("utf-8-sig"))
             family = file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
