@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
-from meshwright.launch import leave
+from meshwright.launch import await_verdict, leave
 from meshwright.plugins import quiet_jax_plugins
 
 from ._calibrate import calibrate, reconcile
@@ -111,9 +111,10 @@ def _status() -> int:
             what = f"the system refuses a file{file}: {error.strerror}"
             hint = "choose another place, or make room or give permission there"
             return _reported(MeshwrightError(what, hint=hint))
+        await_verdict()  # if a lost peer is the cause, this process ends here in its words
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        leave(words, EXIT_BROKE_OFF, wait=True)  # the cause may be a lost peer, which is then reported first
+        leave(words, EXIT_BROKE_OFF)
         return EXIT_BROKE_OFF
 
 

@@ -15,6 +15,7 @@ from ._join import INDEX as INDEX
 from ._join import NUM_PROCESSES as NUM_PROCESSES
 from ._join import PARENT as PARENT
 from ._join import Place as Place
+from ._join import await_verdict as await_verdict
 from ._join import join as join
 from ._join import leave as leave
 from ._join import noting_signals as noting_signals

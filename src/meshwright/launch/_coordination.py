@@ -80,15 +80,24 @@ class Heartbeat:
         for thread in self._threads:
             thread.join()
 
-    def leave(self, words: str, status: int, wait: bool) -> None:
-        """Report to the others why this process ends, and end it.
+    def await_verdict(self) -> None:
+        """Wait while another process's end may be reported as the cause of an error; that ends this process.
 
-        Args:
-            words: the reason.
-            wait: whether another process's end may be the cause, which must then be reported first.
+        If the first process is gone, nobody else reports it: this process does so at once.
         """
-        if wait and self._over.wait(SILENT_SECONDS + 4 * BEAT_SECONDS):
+        try:
+            self._answer("")
+        except RuntimeError:
+            if self._index and not self._over.is_set():
+                _print_error(f"{self._name} has lost the first process: it was killed, or its host is gone")
+                self._over.set()
+                self._end(EXIT_BROKE_OFF)
+                return
+        if self._over.wait(SILENT_SECONDS + 4 * BEAT_SECONDS):
             time.sleep(4 * BEAT_SECONDS)  # meanwhile `beat` ends this process
+
+    def leave(self, words: str, status: int) -> None:
+        """Report to the others why this process ends, in words, and end it."""
         self.stop()
         if self._index:
             self._answer(words)
