@@ -9,6 +9,7 @@ none of these.
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -106,6 +107,8 @@ def _status() -> int:
     except Exception as error:
         if interrupts:  # an import that Ctrl-C interrupts may fail in any way
             return EXIT_INTERRUPTED
+        if isinstance(error, OSError) and (gone := _lost_working_folder()):
+            return _reported(InputError(gone, hint="change to a folder that exists: cd ~"))
         if isinstance(error, OSError) and error.errno in REFUSALS:
             file = "" if error.filename is None else f" {error.filename}"
             what = f"the system refuses a file{file}: {error.strerror}"
@@ -116,6 +119,15 @@ def _status() -> int:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         leave(words, EXIT_BROKE_OFF)
         return EXIT_BROKE_OFF
+
+
+def _lost_working_folder() -> str:
+    """Say that the working directory was deleted or may not be read; return "" if it is there."""
+    try:
+        os.getcwd()
+    except OSError as refused:
+        return f"the working directory of this command is gone: {refused.strerror}"
+    return ""
 
 
 def _reported(error: MeshwrightError) -> int:

@@ -7,7 +7,6 @@ FOLDER/answer.json last. torch is imported there alone.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -21,11 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.children import begin_phase, end_session, guard, own_python, report_phases, working_folder
+from meshwright.children import (
+    begin_phase,
+    end_session,
+    from_child,
+    guard,
+    own_python,
+    report_phases,
+    spoiled,
+    working_folder,
+)
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
-from meshwright.records import read_record
+from meshwright.records import read_json, read_record
 
 from ._records import MeshAccount
 
@@ -111,12 +119,17 @@ def _follow(process: subprocess.Popen[bytes], folder: Path, on_phase: Callable[[
 
 def _answer(function: str, status: int, folder: Path) -> Any:
     """Return the answer, or raise the error in it or that of a process without one."""
-    with contextlib.suppress(FileNotFoundError):
-        answer = json.loads((folder / "answer.json").read_text())
-        if "message" not in answer:
-            return answer
-        raise InputError(answer["message"], hint=answer["hint"])
-    said = (folder / "said").read_text(errors="replace").splitlines()
+    file = folder / "answer.json"
+    if (text := from_child(file)) is not None:
+        try:
+            answer: dict[str, Any] = dict(read_json(text))
+            error = InputError(answer["message"], hint=answer["hint"]) if "message" in answer else None
+        except (ValueError, TypeError, KeyError) as wrong:
+            raise spoiled(file, "it is no answer") from wrong
+        if error is not None:
+            raise error
+        return answer
+    said = (from_child(folder / "said", errors="replace") or "").splitlines()
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     words = "".join(f"\n    {line}" for line in said[-SHOWN_LINES:])
     raise InputError(

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..children import guard
+from ..children import guard, spoiled
 from ..compiler import (
     USERS_FAILURES,
     Candidate,
@@ -54,9 +54,15 @@ def main(parent: int, folder: Path) -> None:
     faulthandler.enable()
     request = ScriptRequest.from_json((folder / "script.json").read_text())
     try:
-        _run(request, folder)
-    except MeshwrightError as error:
-        _answer(folder, ScriptAnswer(error=error.message, hint=error.hint))
+        try:
+            _run(request, folder)
+        except MeshwrightError as error:
+            _answer(folder, ScriptAnswer(error=error.message, hint=error.hint))
+    except OSError as refused:
+        file = Path(str(refused.filename))
+        if not file.is_relative_to(folder):
+            raise
+        sys.exit(spoiled(file, refused.strerror or "").message)
 
 
 def _answer(folder: Path, answer: ScriptAnswer) -> None:
