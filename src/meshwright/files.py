@@ -232,11 +232,14 @@ def within(folder: Path, name: object) -> Path:
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of what a process printed that are not blank, without the rest of a long line.
 
-    Reads the file's end alone: a process may print gigabytes, also in one line.
+    Reads the file's end alone: a process may print gigabytes, also in one line. Empty if the file is gone.
     """
-    with open_file(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        words = file.read(TAIL_BYTES).decode("utf-8", "replace")
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            words = file.read(TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return []
     lines = [line for line in words.splitlines() if line.strip()]
     return [
         line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..." for line in lines[-count:]

@@ -1,15 +1,17 @@
 """Keep compiled programs and jax's executables on disk between processes.
 
 Compiled programs have one folder per key, which is filled in another place and then renamed. This is safe
-under concurrent use: a reader sees a complete folder or none, and one of two writers wins. Executables are
-kept by jax, so that a run that is started again does not compile again. The ledger and the prediction of a
-program are kept in its folder, and are deleted with it.
+under concurrent use: a reader sees a complete folder or none, and one of two writers wins. A file to which
+several processes add is read and written under its lock (`cache_lock`). Executables are kept by jax, so that
+a run that is started again does not compile again. The ledger and the prediction of a program are kept in its
+folder, and are deleted with it.
 `MESHWRIGHT_CACHE_DIR` moves the cache. `MESHWRIGHT_CACHE_BYTES` limits each kind (default 2 GiB).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import os
@@ -65,6 +67,43 @@ def writing_cache() -> Iterator[None]:
             f"the cache cannot be written: {where}: {refused.strerror}",
             hint="make room or give permission there, or set MESHWRIGHT_CACHE_DIR to another folder",
         ) from refused
+
+
+@contextlib.contextmanager
+def cache_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file in the cache, which others wait for: to read, change and write it as one step.
+
+    The lock is the kernel's, so it ends with the process that holds it. It lies in a file of its own, since
+    the file itself is replaced. On a file system without locks nothing waits. One thread takes it once.
+
+    Raises:
+        MeshwrightError: the cache cannot be written.
+    """
+    with writing_cache():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def write_cached(path: Path, text: str) -> None:
+    """Write a file of the cache completely or not at all, even if another process writes it too.
+
+    Raises:
+        MeshwrightError: the cache cannot be written.
+    """
+    with writing_cache():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            making.write_text(text, encoding="utf-8")
+            os.replace(making, path)
+        finally:
+            making.unlink(missing_ok=True)
 
 
 def entry(key: str) -> Path:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..compiler import cache_lock, write_cached
 from ..errors import InputError
 from ..files import read_text, reason
 from ..hardware import Calibration, Fleet, MeasuredRun, MeasuredRuns
-from ._calibration import calibration_of_chip, calibration_of_this_machine, path_of, write_kept
+from ._calibration import calibration_of_chip, calibration_of_this_machine, path_of
 
 
 def calibration_for(fleet: Fleet) -> Calibration | None:
@@ -42,8 +43,10 @@ def keep_measured_run(fleet: Fleet, run: MeasuredRun) -> MeasuredRuns:
     Raises:
         InputError: as `measured_runs_for`; or the cache cannot be written.
     """
-    runs = (measured_runs_for(fleet) or MeasuredRuns(chip=fleet.chip.name, runs=())).adding(run)
-    write_kept(measured_runs_path(fleet), runs.to_json())
+    path = measured_runs_path(fleet)
+    with cache_lock(path):  # another process may add a run at the same time
+        runs = (measured_runs_for(fleet) or MeasuredRuns(chip=fleet.chip.name, runs=())).adding(run)
+        write_cached(path, runs.to_json())
     return runs
 
 

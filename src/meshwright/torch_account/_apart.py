@@ -7,7 +7,6 @@ FOLDER/answer.json last. torch is imported there alone.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -25,14 +24,16 @@ from meshwright.children import (
     begin_phase,
     end_after,
     end_session,
+    from_child,
     guard,
     own_python,
     report_phases,
+    spoiled,
     working_folder,
 )
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.files import last_lines
+from meshwright.files import last_lines, parsed_json
 from meshwright.hardware import Fleet
 from meshwright.records import read_record
 
@@ -140,11 +141,16 @@ def _follow(
 
 def _answer(function: str, status: int, folder: Path) -> Any:
     """Return the answer, or raise the error in it or that of a process without one."""
-    with contextlib.suppress(FileNotFoundError):
-        answer = json.loads((folder / "answer.json").read_text())
-        if "message" not in answer:
-            return answer
-        raise InputError(answer["message"], hint=answer["hint"])
+    file = folder / "answer.json"
+    if (text := from_child(file)) is not None:
+        try:
+            answer: dict[str, Any] = dict(parsed_json(text))
+            error = InputError(answer["message"], hint=answer["hint"]) if "message" in answer else None
+        except (ValueError, TypeError, KeyError) as wrong:
+            raise spoiled(file, "it is no answer") from wrong
+        if error is not None:
+            raise error
+        return answer
     said = last_lines(folder / "said", SHOWN_LINES)
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     words = "".join(f"\n    {line}" for line in said)

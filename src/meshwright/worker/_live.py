@@ -199,7 +199,7 @@ def _used_arguments(
         (names[place], jaxpr.invars[place].aval, mapped.get(jaxpr.invars[place], sharding))
         for place, sharding in used
     ]
-    made = [_argument(*each, roles) for each in found]
+    made = [_argument(name, aval, sharding, roles) for name, aval, sharding in found]
     if not has_axes:
         return tuple(made)
     split = [_axes(sharding) for _, _, sharding in found]

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..children import end_after, guard
+from ..children import end_after, guard, spoiled
 from ..compiler import (
     USERS_FAILURES,
     Candidate,
@@ -61,11 +61,16 @@ def main(parent: int, folder: Path) -> None:
     faulthandler.enable()
     request = ScriptRequest.from_json((folder / "script.json").read_text())
     try:
-        _run(request, folder)
-    except _ClearError as error:
-        _answer(folder, ScriptAnswer(error=error.message, hint=error.hint, shows_output=False))
-    except MeshwrightError as error:
-        _answer(folder, ScriptAnswer(error=error.message, hint=error.hint))
+        try:
+            _run(request, folder)
+        except MeshwrightError as error:
+            clear = isinstance(error, _ClearError)
+            _answer(folder, ScriptAnswer(error=error.message, hint=error.hint, shows_output=not clear))
+    except OSError as refused:
+        file = Path(str(refused.filename))
+        if not file.is_relative_to(folder):
+            raise
+        sys.exit(spoiled(file, refused.strerror or "").message)
 
 
 class _ClearError(InputError):

@@ -355,9 +355,9 @@ def _check_devices(args: Sequence[Any], name: str, debug: Any = None) -> None:
     names = list(getattr(debug, "arg_names", None) or ())
     names = [f"argument {each}" for each in names] if len(names) == len(args) else ["an argument"] * len(args)
     single = [
-        (f"{named} of {name} with shape {value.aval.str_short()}", next(iter(value.placed.device_set)))
+        (f"{named} of {name} with shape {value.aval.str_short()}", next(iter(place.device_set)))
         for named, value in zip(names, args, strict=True)
-        if isinstance(value, ShapeTracer) and isinstance(value.placed, SingleDeviceSharding)
+        if isinstance(value, ShapeTracer) and isinstance(place := value.placed, SingleDeviceSharding)
     ]
     for (_, here), (_, there) in itertools.pairwise(single):
         if here != there:
