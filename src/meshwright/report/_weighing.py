@@ -17,6 +17,7 @@ from meshwright.units import format_bytes, format_count, format_rate, format_sec
 from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, without_rate
 from ._facts import WeighingFacts
 from ._model import (
+    ALWAYS_SHOWN,
     GAPS,
     Bars,
     Block,
@@ -234,6 +235,7 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         pairs.append(("finding", f"{first.what}. To fix it, {first.mend}{more}"))
     losses = sorted(_losses(facts), key=lambda loss: -loss[0])
     pairs += [(subject, words) for share, subject, words in losses if share >= LEAST_LOSS]
+    pairs += [("memory", words) for words in _unclear_memory(facts)]
     for name, size in list(memory.by_category.items())[:1]:
         share = percent(size, memory.reserved_bytes) or "0.0 %"
         pairs.append(("memory", f"{format_bytes(size)}, {share} of the program's: {spaced(name)}"))
@@ -242,6 +244,29 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         words = _of_step(most.exposed_seconds, facts.prediction)
         pairs.append(("time", f"{words}: {CLASSES.get(most.name, most.name)}"))
     return pairs
+
+
+def _unclear_memory(facts: WeighingFacts) -> Iterator[str]:
+    """Yield an explanation of each category that is 5 % of the memory and that its name does not explain."""
+    memory = facts.ledger.memory
+    for name in ("fragmentation", "other"):
+        size = memory.by_category.get(name, 0)
+        if size < ALWAYS_SHOWN * memory.reserved_bytes:
+            continue
+        share = f"{format_bytes(size)}, {percent(size, memory.reserved_bytes)} of the program's"
+        if name == "fragmentation" and facts.pytorch is not None:
+            yield (
+                f"{share}: fragmentation, blocks that PyTorch's allocator keeps and no tensor fills; "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True may avoid it"
+            )
+        elif name == "fragmentation":
+            yield f"{share}: fragmentation, gaps between arrays that the compiler's plan leaves at the peak"
+        else:
+            largest = max(
+                (b for b in memory.buffers if b.category == name), key=lambda b: b.num_bytes, default=None
+            )
+            where = "" if largest is None else f"; the largest is {largest.shape} of {largest.source_line}"
+            yield f"{share}: of no phase that its names show{where}"
 
 
 def _losses(facts: WeighingFacts) -> Iterator[tuple[float, str, str]]:
