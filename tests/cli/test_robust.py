@@ -215,7 +215,9 @@ def test_a_function_that_ends_its_process_is_told_in_words(meshwright, tmp_path,
     assert words in done.talk
 
 
-@pytest.mark.parametrize("words", ["presets", "weigh linear --on 1xCPU", "plan linear --on 2xCPU", "train linear"])
+@pytest.mark.parametrize(
+    "words", ["presets", "weigh linear --on 1xCPU", "plan linear --on 2xCPU", "train linear"]
+)
 def test_a_working_directory_that_was_deleted_is_named(meshwright, words, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
