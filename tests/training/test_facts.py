@@ -82,14 +82,24 @@ def test_other_tokens_under_the_same_path_are_named(tmp_path: Path):
     one = facts("bytes-nano", *data)
     np.arange(1, 5001, dtype=np.uint16).tofile(tokens)
     other = facts("bytes-nano", *data)
-    assert f"differ: the data {tokens} is 10,000 bytes with SHA-256 " in differences(one, other)
+    assert "differ: the content of data.path is 10,000 bytes with SHA-256 " in differences(one, other)
+
+
+def test_the_same_tokens_in_another_place_are_the_same(tmp_path: Path):
+    for name in "ab":
+        np.arange(5000, dtype=np.uint16).tofile(tmp_path / name)
+    one, other = (
+        facts("bytes-nano", "data.source=tokens", f"data.path={tmp_path / name}", "data.dtype=uint16")
+        for name in "ab"
+    )
+    assert differences(one, other) == ""
 
 
 def test_other_weights_under_the_same_path_are_named(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"a" * 9)
     one = facts("bytes-nano", weights=tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"b" * 9)
-    assert f"the weights {tmp_path} is 9 bytes" in differences(one, facts("bytes-nano", weights=tmp_path))
+    assert "the content of begin_from is 9 bytes" in differences(one, facts("bytes-nano", weights=tmp_path))
 
 
 def test_another_tokenizer_under_the_same_path_is_named(tmp_path: Path):
@@ -98,7 +108,7 @@ def test_another_tokenizer_under_the_same_path_is_named(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{}")
     one = facts("bytes-nano", *data)
     (tmp_path / "tokenizer.json").write_text("[]")
-    assert f"differ: the tokenizer {tmp_path} is 2 bytes" in differences(one, facts("bytes-nano", *data))
+    assert "differ: the content of data.tokenizer is 2 bytes" in differences(one, facts("bytes-nano", *data))
 
 
 def versions(name: str, value: str) -> Callable[[pytest.MonkeyPatch], None]:
