@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from .errors import InputError
 
@@ -174,6 +175,28 @@ def _lock(owner: IO[str]) -> bool:
     except OSError:
         pass  # a file system without locks: a folder's age alone decides
     return True
+
+
+def end_after(work: Callable[[], object]) -> NoReturn:
+    """Do the work of this process and end it at once, whatever threads a user's code has left running in it.
+
+    Python would wait for them. The exit status is the one that Python would give; nothing registered with
+    `atexit` runs.
+    """
+    status: object = 0
+    try:
+        work()
+    except SystemExit as ended:
+        status = 0 if ended.code is None else ended.code
+        if not isinstance(status, int):
+            sys.stderr.write(f"{status}\n")
+    except BaseException:
+        status = 1
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the code may have closed or replaced it
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 1)
 
 
 def guard(parent: int) -> None:

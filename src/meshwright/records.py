@@ -1,16 +1,16 @@
 """Read a record from the JSON text that Meshwright wrote, and refuse any other text in words.
 
-Imports: `errors`, and pydantic when a text is read. Used by: all packages whose records are kept in files.
+Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwright.errors import InputError
+from meshwright.files import parsed_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -19,18 +19,6 @@ Record = TypeVar("Record")
 
 EXACT: Any = {"extra": "forbid"}
 """The `__pydantic_config__` of a dataclass that refuses fields it does not know."""
-
-
-def read_json(text: str | bytes) -> Any:
-    """Parse JSON text that may be a stranger's: one that is nested too deep is an error like any other.
-
-    Raises:
-        ValueError: the text is not JSON, or cannot be read.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as deep:
-        raise ValueError("it is nested too deep") from deep
 
 
 def read_record(
@@ -61,7 +49,7 @@ def read_record(
     from pydantic import ValidationError
 
     try:
-        fields: dict[str, Any] = read_json(text)
+        fields: dict[str, Any] = parsed_json(text)
         if schema is not None and (given := fields.pop("schema")) != schema:
             what = f"this is {name} of schema {given}; this version of Meshwright reads schema {schema}"
             raise InputError(what, hint=f"{hint}; or read it with the version that wrote it")
@@ -71,7 +59,7 @@ def read_record(
         first = invalid.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole text"
         raise InputError(f"this is not {name}: {where}: {first['msg']}", hint=hint) from invalid
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(f"this is not {name}: {broken!r}", hint=hint) from broken
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.api._weigh import request_of
+from meshwright.api._requests import request_of
 from meshwright.compiler import _cache as _executables
 from meshwright.compiler import (
     cache_root,

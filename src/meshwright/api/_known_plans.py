@@ -19,9 +19,9 @@ from typing import Any
 from ..compiler import cache_lock, cache_root, is_compiled, write_cached
 from ..config import AXES, Overrides, RunConfig, load_config, overridden
 from ..errors import InputError, MeshwrightError
+from ..files import parsed_json
 from ..hardware import Fleet
 from ..measure import measured_runs_for
-from ..records import read_json
 from ..results import Plan
 
 SEARCHED = (
@@ -86,7 +86,7 @@ def _changes(run: RunConfig, override: str) -> bool:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what `remember` wrote: overrides, seconds and the program's key; None if it is not whole."""
     with contextlib.suppress(OSError, ValueError):
-        fields = read_json(path.read_text("utf-8"))
+        fields = parsed_json(path.read_text("utf-8"))
         match fields:
             case {"overrides": dict(overrides), "seconds": float(seconds), "program": str(program)}:
                 known = all(key in (*SEARCHED, "precision") for key in overrides)

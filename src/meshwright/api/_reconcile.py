@@ -16,9 +16,10 @@ from typing import IO, Any, TypeVar
 
 from ..compiler import cache_lock, cache_root, writing_cache
 from ..errors import InputError, MeshwrightError
+from ..files import parsed_json, read_text, reason
 from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
 from ..reconciliation import reconcile as compared
-from ..records import read_json, read_record
+from ..records import read_record
 from ..results import Phase, Run, ignore
 from ._weigh import weigh
 
@@ -60,7 +61,7 @@ def reconciled(
         if found is None:
             raise InputError(f"{path} cannot be read: No such file or directory", hint=hint)
         return found, ()
-    about = _read(folder / "weighing.json", read_json) or {}
+    about = _read(folder / "weighing.json", parsed_json) or {}
     try:
         config, fleet = str(about["config"]), str(about["fleet"]["name"])
     except (KeyError, TypeError) as missing:
@@ -77,12 +78,12 @@ def reconciled(
 def _read(path: Path, parse: Callable[[str], T]) -> T | None:
     """Return what a file holds; None if there is none."""
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as refused:
         hint = "name the folder that `meshwright train` wrote"
-        raise InputError(f"{path} cannot be read: {refused}", hint=hint) from refused
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=hint) from refused
 
 
 def add_to_history(

@@ -37,7 +37,7 @@ from ..children import (
     working_folder,
 )
 from ..errors import CompileError, InputError, MeshwrightError
-from ..records import read_json
+from ..files import last_lines, parsed_json
 from . import _cache
 from ._functions import TakesNoMesh
 from ._record import Compiled, Declared, Request
@@ -46,6 +46,7 @@ NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
+MOST_LINES = 1000  # of a worker's output that are looked at
 QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
 STARTING = "starting"  # until the worker says otherwise
@@ -190,7 +191,7 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
     if status or said is None:
         raise _died(request, status, work)
     try:
-        answer: dict[str, str] = dict(read_json(said))
+        answer: dict[str, str] = dict(parsed_json(said))
         error = KINDS[answer["error"]](answer["message"], hint=answer["hint"]) if "error" in answer else None
     except (ValueError, TypeError, KeyError) as wrong:
         raise spoiled(file, "it is no answer") from wrong
@@ -201,8 +202,8 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
 
 def _died(request: Request, status: int, work: Path) -> CompileError:
     """Return the error for a worker that ended without an answer: its exit status, phase and last output."""
-    said = (from_child(work / STDERR_FILE, errors="replace") or "").splitlines()
-    lines = [line for line in said if line.strip() and not line.startswith("Extension modules: ")]
+    said = last_lines(work / STDERR_FILE, MOST_LINES)
+    lines = [line for line in said if not line.startswith("Extension modules: ")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(CRASHED)), None)
     # The innermost Python line comes first after a crash, but last in an exception's traceback.
     words = lines[-STDERR_LINES:] if crash is None else lines[crash : crash + STDERR_LINES]

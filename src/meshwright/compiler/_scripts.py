@@ -17,6 +17,7 @@ from typing import Any
 
 from ..children import end_session, from_child, own_python, spoiled, working_folder
 from ..errors import InputError
+from ..files import last_lines
 from ..records import EXACT, read_record
 
 MODULE = "meshwright.worker._script"
@@ -40,6 +41,7 @@ class ScriptRequest:
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
     all_calls: bool  # weigh each jitted call, not one
+    auto_meshes: bool = False  # axes of jax.make_mesh without types are Auto, as before JAX 0.9
 
     def to_json(self) -> str:
         """Return the JSON text that the script's process reads."""
@@ -76,7 +78,8 @@ class Candidate:
 class ScriptAnswer:
     """Holds what a script called: the chosen call first, then the others by FLOPs; or an error with its hint.
 
-    `notes`: values that the script read on the host, and what depended on them.
+    `notes`: values that the script read on the host, and what depended on them. `shows_output`: whether the
+    last lines that it printed may say more than the error.
     """
 
     __pydantic_config__ = EXACT
@@ -84,6 +87,7 @@ class ScriptAnswer:
     notes: tuple[str, ...] = ()
     error: str = ""
     hint: str = ""
+    shows_output: bool = True
 
     def to_json(self) -> str:
         """Return the JSON text that the script's process writes."""
@@ -112,8 +116,7 @@ def run_script(
         said = folder / "output"
         status = _wait(folder, said, time_limit_seconds)
         answer_text = from_child(folder / "answer.json")
-        words = [line for line in (from_child(said, errors="replace") or "").splitlines() if line.strip()]
-        last = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
+        last = "".join(f"\n    {line}" for line in last_lines(said, LAST_LINES))
         last = f". Its last lines:{last}" if last else ""
         script = " ".join(request.command)
         if status is None:
@@ -129,6 +132,7 @@ def run_script(
             )
         answer = ScriptAnswer.from_json(answer_text)
         if answer.error:
+            last = last if answer.shows_output else ""
             raise InputError(f"{script}: {answer.error}{last}", hint=answer.hint)
         return answer, [
             {Path(name).name: _text(folder, name) for name in each.files} for each in answer.candidates

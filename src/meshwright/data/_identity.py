@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.config import IdxData, InstructionData, MixtureData, RunConfig, StdlibData, TokenFileData
 from meshwright.errors import InputError
+from meshwright.files import open_file, reason
 
 from ._formats import read_paths, token_paths
 from ._images import idx_files
@@ -111,7 +112,7 @@ def files_identity(name: str, paths: Sequence[Path]) -> dict[str, Any]:
         if sum(sizes) <= BLOCK_BYTES * NUM_BLOCKS:
             most = NUM_BLOCKS
         for path in paths:
-            with path.open("rb", buffering=0) as file:
+            with open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 total += size
                 starts = range(0, size, BLOCK_BYTES)
@@ -122,7 +123,7 @@ def files_identity(name: str, paths: Sequence[Path]) -> dict[str, Any]:
                     digest.update(os.pread(file.fileno(), BLOCK_BYTES, start))
     except OSError as refused:
         raise InputError(
-            f"cannot read {refused.filename}: {refused.strerror}",
+            f"cannot read {refused.filename}: {reason(refused)}",
             hint="name a file that is there and may be read",
         ) from refused
     hashed = "whole" if is_whole else f"{most} blocks of {BLOCK_BYTES} bytes"

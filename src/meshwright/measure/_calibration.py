@@ -21,6 +21,7 @@ import psutil
 from ..children import own_python, working_folder
 from ..compiler import cache_lock, cache_root, installed_versions, make_folder, write_cached, writing_cache
 from ..errors import InputError, MeshwrightError
+from ..files import read_text
 from ..hardware import Calibration
 
 PROBE = "meshwright.measure._probe"
@@ -195,8 +196,8 @@ def path_of(chip: str) -> Path:
 
 def _kept(path: Path) -> Calibration | None:
     try:
-        return Calibration.from_json(path.read_text())
-    except (OSError, InputError, UnicodeDecodeError):
+        return Calibration.from_json(read_text(path))
+    except (OSError, InputError, ValueError):
         return None
 
 
@@ -207,6 +208,6 @@ def _doubt_file(path: Path) -> Path:
 
 def _doubt_of(path: Path) -> str:
     try:
-        return _doubt_file(path).read_text()
-    except (OSError, UnicodeDecodeError):
+        return read_text(_doubt_file(path))
+    except (OSError, ValueError):
         return ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..compiler import cache_lock, write_cached
 from ..errors import InputError
+from ..files import read_text, reason
 from ..hardware import Calibration, Fleet, MeasuredRun, MeasuredRuns
 from ._calibration import calibration_of_chip, calibration_of_this_machine, path_of
 
@@ -25,13 +26,13 @@ def measured_runs_for(fleet: Fleet) -> MeasuredRuns | None:
     """
     path = measured_runs_path(fleet)
     try:
-        return MeasuredRuns.from_json(path.read_text("utf-8"))
+        return MeasuredRuns.from_json(read_text(path))
     except FileNotFoundError:
         return None
     except InputError as damaged:
         raise InputError(f"{path}: {damaged.message}", hint=_way_back(fleet)) from damaged
-    except (OSError, UnicodeDecodeError) as refused:
-        raise InputError(f"{path} cannot be read: {refused}", hint=_way_back(fleet)) from refused
+    except (OSError, ValueError) as refused:
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=_way_back(fleet)) from refused
 
 
 def keep_measured_run(fleet: Fleet, run: MeasuredRun) -> MeasuredRuns:

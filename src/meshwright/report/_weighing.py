@@ -99,7 +99,8 @@ def full_document(facts: WeighingFacts) -> Document:
 
 def title_facts(facts: WeighingFacts) -> str:
     """Return what follows the name in a title: fleet, layout, parameters, tokens per step."""
-    words = f"on {facts.fleet.name}, layout {facts.layout}"
+    idle = f" ({facts.idle_devices} of the {facts.idle_devices + 1} devices named stand idle)"
+    words = f"on {facts.fleet.name}{idle if facts.idle_devices else ''}, layout {facts.layout}"
     if facts.num_parameters is not None:
         words += f", {format_count(facts.num_parameters)} parameters"
     if facts.num_active_parameters is not None:
@@ -113,7 +114,7 @@ def title_facts(facts: WeighingFacts) -> str:
 
 def verdict(facts: WeighingFacts) -> list[Words]:
     """Return a line that says whether the program fits, after a warning if the bytes are of another one."""
-    memory, lines = facts.ledger.memory, list[Words]()
+    memory, lines = facts.ledger.memory, [Words(text=each, tone="warning") for each in facts.warnings]
     if facts.source == SIMULATED:
         warning = "SIMULATED ON CPU: all figures are of the CPU compiler's program"
         lines.append(Words(text=warning, tone="warning"))
@@ -129,7 +130,10 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
     rest = f"{format_bytes(abs(spare))} ({percent(abs(spare), memory.usable_bytes)})"
     if spare >= 0:
-        return [*lines, Words(text=f"FITS: {gives}, {rest} to spare", tone="good")]
+        return [
+            *lines,
+            Words(text=f"FITS: {gives}, {rest} to spare", tone="open" if facts.warnings else "good"),
+        ]
     if memory.is_upper_bound:
         return [
             *lines,

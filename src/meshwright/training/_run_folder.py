@@ -29,8 +29,8 @@ from ..checkpoint import (
 from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
+from ..files import MOST_JSON_BYTES, open_file, parsed_json, read_bytes, reason
 from ..launch import ALONE, Alone
-from ..records import read_json
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 SHARED = ".shared"  # exists briefly: with it the processes check that they see the same folder
@@ -212,7 +212,7 @@ class RunFolder:
     def _checkpoint_interval(self) -> int | None:
         """Return the run's `checkpoint.every_steps`; the requested config's if config.json is unreadable."""
         try:
-            every = read_json((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
+            every = parsed_json((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
         except (OSError, ValueError, TypeError, KeyError):
             every = None if self._config is None else self._config.checkpoint.every_steps
         return every if isinstance(every, int) else None
@@ -231,13 +231,13 @@ def config_of(run: Path) -> RunConfig:
     newest = unread_newest(run / "checkpoints", about_complaint)
     saved = None if newest is None else newest.about.get("config")
     try:
-        config = RunConfig.model_validate_json(path.read_bytes())
+        config = RunConfig.model_validate_json(read_bytes(path, MOST_JSON_BYTES))
         if saved is None or not _fixed_differences(saved, config):
             return config
     except OSError as refused:
         if saved is None:
             raise InputError(
-                f"{run} is not a run: {path.name} cannot be read: {refused.strerror}",
+                f"{run} is not a run: {path.name} cannot be read: {reason(refused)}",
                 hint="name the folder that `meshwright train` wrote",
             ) from refused
     except ValidationError as wrong:
@@ -252,14 +252,14 @@ def config_of(run: Path) -> RunConfig:
 def last_recorded_step(folder: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl; 0 if none exists."""
     try:
-        with (folder / METRICS).open("rb") as file:
+        with open_file(folder / METRICS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return 0  # missing, or a device
     for line in reversed(lines):
         try:
-            return int(read_json(line)["step"])
+            return int(parsed_json(line)["step"])
         except (ValueError, TypeError, KeyError):
             continue  # cut short by a process that was killed
     return 0
