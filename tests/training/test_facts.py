@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -151,3 +152,28 @@ def test_a_file_that_only_one_process_sees_is_an_error_of_that_process(tmp_path:
     data = ["data.source=tokens", f"data.path={tmp_path}/absent.bin", "data.dtype=uint16"]
     with pytest.raises(InputError, match=r"absent\.bin"):
         facts("bytes-nano", *data)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            {"traced": "b" * 64},
+            "the digest of the traced step is aaaaaaaaaaaaaaaa in process 0 on a, and bbbb",
+        ),
+        ({"layout": "fsdp=2"}, "layout is data=2 in process 0 on a, and fsdp=2 in process 1 on b"),
+        ({"step": 4}, "the checkpoint to resume from is 8 in process 0 on a, and 4 in process 1 on b"),
+        (
+            {"step": None},
+            "the checkpoint to resume from is 8 in process 0 on a, and absent in process 1 on b",
+        ),
+    ],
+)
+def test_programs_are_compared_before_the_first_step(other: dict[str, Any], words: str):
+    def of(traced: str = "a" * 64, layout: str = "data=2", step: int | None = 8) -> dict[str, Any]:
+        programs: Any = SimpleNamespace(traced=traced)
+        resumed: Any = None if step is None else SimpleNamespace(step=step)
+        return dict(_facts.facts_of_programs(programs, layout, resumed, is_same=True))
+
+    assert differences(of(), of()) == ""
+    assert words in differences(of(), of(**other))
