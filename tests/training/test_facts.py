@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -82,14 +83,24 @@ def test_other_tokens_under_the_same_path_are_named(tmp_path: Path):
     one = facts("bytes-nano", *data)
     np.arange(1, 5001, dtype=np.uint16).tofile(tokens)
     other = facts("bytes-nano", *data)
-    assert f"differ: the data {tokens} is 10,000 bytes with SHA-256 " in differences(one, other)
+    assert "differ: the content of data.path is 10,000 bytes with SHA-256 " in differences(one, other)
+
+
+def test_the_same_tokens_in_another_place_are_the_same(tmp_path: Path):
+    for name in "ab":
+        np.arange(5000, dtype=np.uint16).tofile(tmp_path / name)
+    one, other = (
+        facts("bytes-nano", "data.source=tokens", f"data.path={tmp_path / name}", "data.dtype=uint16")
+        for name in "ab"
+    )
+    assert differences(one, other) == ""
 
 
 def test_other_weights_under_the_same_path_are_named(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"a" * 9)
     one = facts("bytes-nano", weights=tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"b" * 9)
-    assert f"the weights {tmp_path} is 9 bytes" in differences(one, facts("bytes-nano", weights=tmp_path))
+    assert "the content of begin_from is 9 bytes" in differences(one, facts("bytes-nano", weights=tmp_path))
 
 
 def test_another_tokenizer_under_the_same_path_is_named(tmp_path: Path):
@@ -98,7 +109,7 @@ def test_another_tokenizer_under_the_same_path_is_named(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{}")
     one = facts("bytes-nano", *data)
     (tmp_path / "tokenizer.json").write_text("[]")
-    assert f"differ: the tokenizer {tmp_path} is 2 bytes" in differences(one, facts("bytes-nano", *data))
+    assert "differ: the content of data.tokenizer is 2 bytes" in differences(one, facts("bytes-nano", *data))
 
 
 def versions(name: str, value: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -141,3 +152,28 @@ def test_a_file_that_only_one_process_sees_is_an_error_of_that_process(tmp_path:
     data = ["data.source=tokens", f"data.path={tmp_path}/absent.bin", "data.dtype=uint16"]
     with pytest.raises(InputError, match=r"absent\.bin"):
         facts("bytes-nano", *data)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            {"traced": "b" * 64},
+            "the digest of the traced step is aaaaaaaaaaaaaaaa in process 0 on a, and bbbb",
+        ),
+        ({"layout": "fsdp=2"}, "layout is data=2 in process 0 on a, and fsdp=2 in process 1 on b"),
+        ({"step": 4}, "the checkpoint to resume from is 8 in process 0 on a, and 4 in process 1 on b"),
+        (
+            {"step": None},
+            "the checkpoint to resume from is 8 in process 0 on a, and absent in process 1 on b",
+        ),
+    ],
+)
+def test_programs_are_compared_before_the_first_step(other: dict[str, Any], words: str):
+    def of(traced: str = "a" * 64, layout: str = "data=2", step: int | None = 8) -> dict[str, Any]:
+        programs: Any = SimpleNamespace(traced=traced)
+        resumed: Any = None if step is None else SimpleNamespace(step=step)
+        return dict(_facts.facts_of_programs(programs, layout, resumed, is_same=True))
+
+    assert differences(of(), of()) == ""
+    assert words in differences(of(), of(**other))

@@ -169,7 +169,7 @@ def path_for_arrays(folder: Path) -> Path:
     Raises:
         InputError: the path has a backslash, which TensorStore takes for a slash, or is not UTF-8.
     """
-    path = folder.resolve() if ".." in folder.parts else folder
+    path = Path(os.path.realpath(folder)) if ".." in folder.parts else folder
     why = "TensorStore, which writes the arrays, takes its backslash for a slash" if "\\" in str(path) else ""
     try:
         str(path).encode()

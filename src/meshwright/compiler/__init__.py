@@ -10,6 +10,8 @@ from ._cache import is_compiled as is_compiled
 from ._cache import keep_beside as keep_beside
 from ._cache import keep_executables as keep_executables
 from ._cache import kept_beside as kept_beside
+from ._cache import make_folder as make_folder
+from ._cache import others_who_write as others_who_write
 from ._cache import write_cached as write_cached
 from ._cache import writing_cache as writing_cache
 from ._fingerprint import fingerprint_of as fingerprint_of

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from ..children import own_python, working_folder
-from ..compiler import cache_lock, cache_root, installed_versions, write_cached, writing_cache
+from ..compiler import cache_lock, cache_root, installed_versions, make_folder, write_cached, writing_cache
 from ..errors import InputError, MeshwrightError
 from ..files import read_text
 from ..hardware import Calibration
@@ -149,7 +149,7 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibr
     """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
     with contextlib.ExitStack() as stack:
         with writing_cache():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             folder = stack.enter_context(working_folder(".calibration-", path.parent))
         calibration = _run_probe(folder / "calibration.json", detailed=detailed, cpu=True)
         calibration = dataclasses.replace(calibration, measured_again=why)

@@ -55,17 +55,20 @@ def forget_measured_runs(fleet: Fleet) -> int | None:
 
     Raises:
         InputError: the file cannot be removed.
+        MeshwrightError: the cache cannot be written.
     """
     path = measured_runs_path(fleet)
-    try:
-        runs = measured_runs_for(fleet)
-        number = 0 if runs is None else len(runs.runs)
-    except InputError:
-        number = None
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as refused:
-        raise InputError(f"cannot remove {path}: {refused.strerror}", hint="remove it yourself") from refused
+    with cache_lock(path):
+        try:
+            runs = measured_runs_for(fleet)
+            number = 0 if runs is None else len(runs.runs)
+        except InputError:
+            number = None
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as refused:
+            hint = "remove it yourself"
+            raise InputError(f"cannot remove {path}: {refused.strerror}", hint=hint) from refused
     return number
 
 

@@ -1,8 +1,9 @@
 """State what all processes of a run must have in common: settings, files and software.
 
 `launch.agreed` compares these facts. Counted: the config, the call's arguments, flags of XLA, settings of jax
-that change a program, the data, the tokenizer and the weights to begin with, versions, and Meshwright's own
-sources. Not counted: what a process may have of its own, such as its devices and where files are dumped.
+that change a program, the content of the data, the tokenizer and the weights to begin with, versions, and
+Meshwright's own sources. Not counted: what a process may have of its own, such as its devices, the place of
+its copy of the data, and where files are dumped.
 """
 
 from __future__ import annotations
@@ -44,15 +45,14 @@ def facts_of_run(config: RunConfig, call: Mapping[str, Any], begin_from: Path | 
 
     versions = installed_versions()
     python = ".".join(versions["python"].split(".")[:2])
-    given = {name: value for name, value in call.items() if value is not None}
+    files = _files(config, begin_from)
+    settings = {name: value for name, value in call.items() if value is not None}
+    settings |= flat(config.model_dump(mode="json"))
+    settings |= {f"XLA_FLAGS --{name}": value for name, value in user_flags().items()}
+    settings |= {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
     return {
-        "settings": {
-            **given,
-            **flat(config.model_dump(mode="json")),
-            **{f"XLA_FLAGS --{name}": value for name, value in user_flags().items()},
-            **{name: str(getattr(jax.config, name)) for name in JAX_SETTINGS},
-        },
-        "files": _files(config, begin_from),
+        "settings": {name: value for name, value in settings.items() if name not in files},
+        "files": {f"the content of {name}": words for name, words in files.items()},
         "software": {
             **{f"the version of {name}": version for name, version in {**versions, "python": python}.items()},
             "the digest of Meshwright's sources": digest_of_sources(SOURCES)[:DIGITS],
@@ -73,18 +73,19 @@ def facts_of_programs(programs: Programs, layout: str, resumed: Found | None, *,
 
 
 def _files(config: RunConfig, begin_from: Path | None) -> dict[str, str]:
-    """Describe the files that a run reads, by words that name them."""
+    """Describe the content of the files that a run reads, by the setting that names them."""
     identities = {}
     if (data := data_identity(config)) is not None:
-        identities[f"the data {data['name']}"] = data
+        own = next((name for name in ("path", "folder") if hasattr(config.data, name)), "source")
+        identities[f"data.{own}"] = data
     if isinstance(config.data, InstructionData) and Path(config.data.tokenizer).is_dir():
         folder = Path(config.data.tokenizer)
         paths = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        identities[f"the tokenizer {folder}"] = files_identity(str(folder), paths)
+        identities["data.tokenizer"] = files_identity(str(folder), paths)
     if begin_from is not None and begin_from.is_dir():
         paths = sorted([*begin_from.glob("*.safetensors"), *begin_from.glob("*.json")])
-        identities[f"the weights {begin_from}"] = files_identity(str(begin_from), paths)
+        identities["begin_from"] = files_identity(str(begin_from), paths)
     return {
-        words: f"{identity['num_bytes']:,} bytes with SHA-256 {identity['sha256'][:DIGITS]}"
-        for words, identity in identities.items()
+        name: f"{identity['num_bytes']:,} bytes with SHA-256 {identity['sha256'][:DIGITS]}"
+        for name, identity in identities.items()
     }
