@@ -25,6 +25,7 @@ import numpy as np
 from meshwright.errors import InputError, MeshwrightError
 
 CPU_SECONDS = 20.0  # of one case
+WALL_SECONDS = 120.0  # of one case, which waits for nothing but a template's process
 MEMORY_BYTES = 3 * 2**30  # beyond what the process has
 SECRET = "secret-of-another-folder"
 
@@ -48,7 +49,7 @@ OTHERS: tuple[Any, ...] = (None, True, [], {}, [1], [[]], {"a": None}, [None], [
 
 
 class Hang(BaseException):
-    """A case has used its processor time."""
+    """A case has used its processor time, or waits."""
 
 
 class Draw(random.Random):
@@ -288,9 +289,9 @@ TOKENIZER = {
 }  # fmt: skip
 SETTINGS = {"eos_token": {"content": "<end>"}, "bos_token": None, "add_bos_token": True, "chat_template": ""}
 ATOMS = (
-    "messages", "messages[0].content", "eos_token", "'a'", "5", "0", "-1", "10**11", "9**9", "[]",
-    "{}", "none", "messages[0]['role']", "'%999999999d' % 5", "'\\ud800'", "x.y.z", "range(99999)", "range(10**9)",
-    "1.5",    "cycler", "namespace(a=1)", "lipsum", "''.__class__", "messages.__init__", "joiner", "dict(a=5)",
+    "messages", "messages[0].content", "eos_token", "'a'", "5", "0", "-1", "10**11", "9**9", "[]", "{}",
+    "none", "messages[0]['role']", "'%999999999d' % 5", "'\\ud800'", "x.y.z", "range(99999)", "range(10**9)",
+    "1.5", "cycler", "namespace(a=1)", "lipsum", "''.__class__", "messages.__init__", "joiner", "dict(a=5)",
 )  # fmt: skip
 OPERATORS = ("+", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and")
 FILTERS = (
@@ -524,17 +525,23 @@ def limited() -> Iterator[None]:
     def end(*_: object) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGPROF, end)
+    timers = {
+        signal.SIGPROF: (signal.ITIMER_PROF, CPU_SECONDS),
+        signal.SIGALRM: (signal.ITIMER_REAL, WALL_SECONDS),
+    }
+    before = {number: signal.signal(number, end) for number in timers}
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, limits[1]))
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
@@ -552,7 +559,7 @@ def outcome_of(kind: str, number: int, folder: Path) -> tuple[str, str]:
             return "fault", f"{type(error).__name__} of {len(error.message)} characters: {error}"[:500]
         return "words", error.message
     except Hang:
-        return "fault", f"more than {CPU_SECONDS} s of processor time"
+        return "fault", f"more than {CPU_SECONDS} s of processor time, or {WALL_SECONDS} s in all"
     except BaseException as wrong:
         if isinstance(wrong, KeyboardInterrupt | SystemExit):
             raise

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..compiler import cache_root, writing_cache
 from ..errors import InputError, MeshwrightError
-from ..files import read_text, reason
+from ..files import MOST_RECORD_BYTES, read_bytes, read_text, reason
 from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
 from ..reconciliation import reconcile as compared
 from ..records import read_record
@@ -110,12 +110,12 @@ def history() -> History:
     path = history_path()
     rows: list[PastRow] = []
     try:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        lines = read_bytes(path, MOST_RECORD_BYTES).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         lines = []
     except OSError as refused:
         hint = "give yourself permission to read it, or remove it"
-        raise InputError(f"{path} cannot be read: {refused.strerror}", hint=hint) from refused
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=hint) from refused
     for line in lines:
         with contextlib.suppress(InputError):
             rows.append(read_record(PastRow, line, name="a line of the history", hint=""))
