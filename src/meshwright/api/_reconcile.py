@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 
 from ..compiler import cache_lock, cache_root, writing_cache
 from ..errors import InputError, MeshwrightError
-from ..files import parsed_json, read_text, reason
+from ..files import MOST_RECORD_BYTES, parsed_json, read_bytes, read_text, reason
 from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
 from ..reconciliation import reconcile as compared
 from ..records import read_record
@@ -119,12 +119,12 @@ def history() -> History:
     """
     path = history_path()
     try:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        lines = read_bytes(path, MOST_RECORD_BYTES).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         lines = []
     except OSError as refused:
         hint = "give yourself permission to read it, or remove it"
-        raise InputError(f"{path} cannot be read: {refused.strerror}", hint=hint) from refused
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=hint) from refused
     rows = [row for line in lines if (row := _row_in(line)) is not None]
     return History(file=str(path), rows=tuple({row.key: row for row in rows}.values()))
 

@@ -19,7 +19,6 @@ import jinja2
 import jinja2.sandbox
 
 MEMORY_BYTES = 2**29  # beyond what the process has when it begins
-CPU_SECONDS = 5.0  # of each request; a conversation takes about a millisecond
 MOST_CHARACTERS = 2**24  # of one text
 MOST_WORDS = 300  # of an error, in characters
 
@@ -28,10 +27,17 @@ def main() -> None:
     """Answer requests until there are no more. The first holds the template."""
     _limit_memory()
     first = json.loads(sys.stdin.buffer.readline())
-    template: list[Any] = []
-    _answer(lambda: {"ready": bool(template.append(_compiled(first["template"])) or template)})
+    template: list[jinja2.Template] = []
+
+    def compile_it() -> list[str]:
+        template.append(_compiled(first["template"]))
+        return []
+
+    _answer(compile_it, first["cpu_seconds"])
     for line in sys.stdin.buffer:
-        _answer(lambda line=line: {"texts": _texts(template[0], first["special"], **json.loads(line))})
+        _answer(
+            lambda line=line: _texts(template[0], first["special"], **json.loads(line)), first["cpu_seconds"]
+        )
 
 
 def _limit_memory() -> None:
@@ -42,11 +48,11 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def _answer(work: Callable[[], dict[str, Any]]) -> None:
-    """Write the result of `work`, or its error in words. The system ends it after `CPU_SECONDS`."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF then ends this process, also within C
+def _answer(work: Callable[[], list[str]], cpu_seconds: float) -> None:
+    """Write the texts that `work` returns, or its error in words."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # SIGPROF then ends this process, also within C
     try:
-        answer = work()
+        answer: dict[str, Any] = {"texts": work()}
     except MemoryError:
         answer = {"error": f"it takes more than {MEMORY_BYTES >> 20} MiB of memory"}
     except RecursionError:

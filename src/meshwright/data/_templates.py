@@ -24,7 +24,8 @@ from meshwright.files import read_text, reason
 
 _PROGRAM = Path(__file__).with_name("_template_process.py")
 _MOST_BYTES = 2**20  # of a template; published ones have up to 20 thousand
-_WALL_SECONDS = 300.0  # for a request, whose processor time is limited to a few seconds
+CPU_SECONDS = 5.0  # for a conversation, which takes about a millisecond
+_WALL_SECONDS = 300.0  # for the same, on a machine with much else to do
 _WITHOUT = "use lines of prompt and completion"
 
 
@@ -84,7 +85,8 @@ class ChatTemplate:
             stderr=subprocess.DEVNULL,
         )
         weakref.finalize(self, _end, self._process)
-        answer = self._ask({"template": text, "special": dict(special)})
+        self._cpu_seconds = CPU_SECONDS
+        answer = self._ask({"template": text, "special": dict(special), "cpu_seconds": CPU_SECONDS})
         if "error" in answer:
             what = f"the chat template of {folder} cannot be read: {answer['error']}"
             raise InputError(what, hint=_WITHOUT)
@@ -117,7 +119,7 @@ class ChatTemplate:
             return json.loads(line)
         status = self._process.wait()
         if status == -signal.SIGPROF:
-            return {"error": "it takes more than 5 s of processor time"}
+            return {"error": f"it takes more than {self._cpu_seconds:g} s of processor time"}
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
         return {"error": f"its process ended ({how})"}
 
