@@ -1,11 +1,10 @@
 """Define the results that `weigh`, `train`, `sweep` and `explain` return, and the events that they emit.
 
 `Weighing`, `TorchWeighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
-reports: `str` returns the terminal text, a notebook shows the HTML page, and `to_html` writes it. `report`, a
-higher package, makes text and page; `api` registers its functions with `render_with`.
+reports (`shown`).
 
 Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`,
-`torch_account` (its records). Used by: `report`, `api` and the command line.
+`torch_account` (its records), `shown`. Used by: `report`, `api` and the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,9 @@ from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
-from .predict import Interval, Prediction, RunTotal, whole_run
+from .predict import Interval, Prediction, RunFlops, RunTotal, run_flops, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
+from .shown import Shown, write_result
 from .torch_account import MeshAccount
 
 WEIGHING_SCHEMA = 6
@@ -35,58 +34,6 @@ RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
 PLAN_SCHEMA = 1
 STOPPED = "stopped by Ctrl-C"  # why a search ended
-
-_renderers: dict[str, Callable[[Any], str]] = {}
-
-
-def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
-    """Register the functions that make a result's terminal text and its HTML page."""
-    _renderers.update(text=text, page=page)
-
-
-class Shown:
-    """A result that prints as its report."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result in JSON's types, as the command's `--json` prints it."""
-        raise NotImplementedError
-
-    def to_json(self) -> str:
-        """Return the result as JSON text, as the command's `--json` prints it."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    def to_html(self, path: str | Path | None = None) -> str:
-        """Return the result as one HTML page that needs no other file, and write it to `path` if given.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        page = _renderers["page"](self)
-        if path is not None:
-            write_result(Path(path), page)
-        return page
-
-    def __str__(self) -> str:
-        return _renderers["text"](self).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate."""
-        from html import escape
-
-        return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(self.to_html())}"></iframe>'
-
-
-def write_result(path: Path, text: str) -> None:
-    """Write a text that the user asked for.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as refused:
-        hint = "name a file in a folder that exists and can be written"
-        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +77,11 @@ class Weighing(Shown):
     def run_total(self) -> RunTotal | None:
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
         return whole_run(self.prediction, self.num_steps, self.compiled.tokens_per_step, self.fleet)
+
+    @property
+    def run_flops(self) -> RunFlops | None:
+        """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
+        return run_flops(self.ledger.flops, self.num_steps)
 
     @property
     def fits(self) -> bool | None:
@@ -176,7 +128,7 @@ class Weighing(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/json.md explains its fields."""
-        compiled, by_hand, total = self.compiled, self.hand_sum, self.run_total
+        compiled, by_hand, total, flops = self.compiled, self.hand_sum, self.run_total, self.run_flops
         target = self.fleet.chip.target
         return {
             "schema": WEIGHING_SCHEMA,
@@ -195,6 +147,7 @@ class Weighing(Shown):
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
+            "run_flops": None if flops is None else dataclasses.asdict(flops),
             "plan": None if self.plan is None else dataclasses.asdict(self.plan),
             "compile": {
                 "seconds": compiled.compile_seconds,
@@ -266,10 +219,15 @@ class TorchWeighing(Shown):
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
+    @property
+    def run_flops(self) -> RunFlops | None:
+        """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
+        return run_flops(self.ledger.flops, self.num_steps)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
         none = ("run_config", "sequence_length", "pipeline", "hand_sum", "plan")
-        total = self.run_total
+        total, flops = self.run_total, self.run_flops
         return {
             "schema": WEIGHING_SCHEMA,
             "config": self.name,
@@ -284,6 +242,7 @@ class TorchWeighing(Shown):
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.account.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
+            "run_flops": None if flops is None else dataclasses.asdict(flops),
             "compile": {
                 "seconds": self.account.seconds,
                 "cached": False,

@@ -16,6 +16,7 @@ from meshwright.ledger import Finding
 from meshwright.report import renderable
 from meshwright.report._costs import FLOP_CONVENTION
 from meshwright.report._facts import facts_of
+from meshwright.units import format_power_of_ten
 
 GIB = 2**30
 TOO_LARGE = {
@@ -89,7 +90,7 @@ def matters(printed: str) -> list[str]:
     return rows[start : rows.index("", start)]
 
 
-@pytest.mark.parametrize(("width", "most"), [(100, 24), (80, 30)])
+@pytest.mark.parametrize(("width", "most"), [(100, 25), (80, 31)])
 def test_all_of_it_is_one_screen_however_much_there_is_to_say(weighing, text, width: int, most: int):
     sizes = {f"category_number_{n}": 3 * GIB for n in range(16)}
     made = weighing(
@@ -137,6 +138,25 @@ def test_the_whole_run_and_its_cost_are_printed_where_they_are_known(weighing, t
     assert priced[3:5] == [run, "COST: 825 (660 to 990): 458 device-hours (367 to 550) at 1.80"]
     assert not any("COST" in line or "RUN" in line for line in text(weighing()).splitlines())
     assert run in text(weighing(num_steps=3750), verbose=True)
+
+
+def test_the_flops_of_the_whole_run_are_printed_with_their_share_of_the_threshold_for_reports(weighing, text):
+    step = weighing().ledger.flops
+
+    def line(**more):
+        return next(row for row in text(weighing(**more)).splitlines() if row.startswith("RUN FLOPs"))
+
+    made = weighing(num_steps=10**6)
+    assert made.run_flops.model == 10**6 * step.model
+    assert made.run_flops.rule_6nd == 10**6 * step.rule_6nd
+    assert made.run_flops.share_of_threshold == 10**6 * step.model / 1e26
+    shown = [format_power_of_ten(10**6 * count) for count in (step.model, step.rule_6nd)]
+    share = f"{100 * made.run_flops.share_of_threshold:.2g} %"
+    expected = f"RUN FLOPs: {shown[0]} (6ND {shown[1]}), {share} of the reporting threshold 1e26"
+    assert line(num_steps=10**6) == expected
+    assert "under 0.01 % of the reporting threshold 1e26" in line(num_steps=10)
+    assert "RUN FLOPs" in text(weighing(num_steps=10, prediction=None, no_prediction="no rate is known"))
+    assert "RUN FLOPs" not in text(weighing())
 
 
 def test_a_run_of_seconds_has_no_device_hours_unless_they_have_a_price(weighing, text):

@@ -35,9 +35,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._records import Help as Help
     from ._records import Interval as Interval
     from ._records import Prediction as Prediction
+    from ._records import RunFlops as RunFlops
     from ._records import RunTotal as RunTotal
     from ._records import Slice as Slice
     from ._records import checked_price as checked_price
+    from ._records import run_flops as run_flops
     from ._records import run_total as run_total
     from ._records import steps_for as steps_for
     from ._records import whole_run as whole_run

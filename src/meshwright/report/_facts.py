@@ -17,7 +17,7 @@ from meshwright.config import Ticks, TransformerModel
 from meshwright.errors import InputError
 from meshwright.ledger import Ledger
 from meshwright.planning import HandSum, Suggestion, suggestions
-from meshwright.predict import Prediction, RunTotal
+from meshwright.predict import Prediction, RunFlops, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.records import read_record
 from meshwright.results import KnownPlan, TorchWeighing, Weighing
@@ -72,6 +72,7 @@ class WeighingFacts:
     prediction: Prediction | None = None
     no_prediction: str = ""
     run_total: RunTotal | None = None
+    run_flops: RunFlops | None = None
     hand_sum: HandSum | None = None
     pipeline: Ticks | None = None
     plan: KnownPlan | None = None

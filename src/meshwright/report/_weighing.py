@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.compiler import SIMULATED
-from meshwright.predict import Interval, Prediction, RunTotal
+from meshwright.predict import Interval, Prediction, RunFlops, RunTotal
 from meshwright.results import KnownPlan
-from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+from meshwright.units import format_bytes, format_count, format_power_of_ten, format_rate, format_seconds
 
 from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, without_rate
 from ._facts import WeighingFacts
@@ -51,6 +51,7 @@ SCHEDULE_NOTE = (
 )
 WASTE = "work done twice"  # the lint's kind for FLOPs beyond the model's
 LEAST_LOSS = 0.02  # share of the step: smaller losses do not limit it
+LEAST_PERCENT = 0.01  # of the threshold for reports: smaller shares print as under it
 LEAST_DEVICE_HOURS = 0.1  # below it, device-hours add nothing to the seconds
 MOST_MATTERS, MOST_SLICES = 3, 8
 # Classes of the step's time other than products, in words.
@@ -152,6 +153,8 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
         yield Words(text=f"RUN: {run_words(total)}")
         if words := cost_words(total):
             yield Words(text=f"COST: {words}")
+    if facts.run_flops is not None:
+        yield Words(text=f"RUN FLOPs: {run_flops_words(facts.run_flops)}")
     if facts.plan is not None:
         yield Words(text=f"PLAN: {_plan_words(facts.plan, prediction)}")
 
@@ -185,22 +188,24 @@ def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
 
 
 def time_figures(facts: WeighingFacts) -> list[tuple[str, str]]:
-    """Return the key figures of a prediction, each with its meaning: step, rate, MFU, whole run, cost."""
-    prediction, total = facts.prediction, facts.run_total
+    """Return the key figures, each with its meaning: step, rate, MFU; time, cost and FLOPs of the run."""
+    prediction, total, items = facts.prediction, facts.run_total, list[tuple[str, str]]()
+    if (flops := facts.run_flops) is not None:
+        items.append((format_power_of_ten(flops.model), f"FLOPs of the run, {_threshold_words(flops)}"))
     if prediction is None:
-        return []
+        return items
     seconds = prediction.step_seconds
-    items = [(format_seconds(seconds.expected), f"predicted step, {ends_words(seconds)}")]
+    timed = [(format_seconds(seconds.expected), f"predicted step, {ends_words(seconds)}")]
     if (rate := prediction.tokens_per_second_per_device) is not None:
-        items.append((format_count(rate), "tokens/s per device"))
-    items.append((share_of_peak(prediction.mfu), "MFU"))
+        timed.append((format_count(rate), "tokens/s per device"))
+    timed.append((share_of_peak(prediction.mfu), "MFU"))
     if total is not None:
         words = f"{format_count(total.tokens)} tokens in {total.steps:,} steps, {ends_words(total.seconds)}"
-        items.append((format_seconds(total.seconds.expected), words))
+        timed.append((format_seconds(total.seconds.expected), words))
         if total.cost is not None:
             amount, _, words = cost_words(total).partition(" ")
-            items.append((amount, f"cost {words}"))
-    return items
+            timed.append((amount, f"cost {words}"))
+    return timed + items
 
 
 def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
@@ -382,6 +387,18 @@ def run_words(total: RunTotal) -> str:
     """Return "15B tokens in 3,577 steps take 2.58 days (between 2.05 days and 3.09 days)"."""
     tokens = f"{format_count(total.tokens)} tokens in {total.steps:,} steps"
     return f"{tokens} take {interval_words(total.seconds)}"
+
+
+def run_flops_words(flops: RunFlops) -> str:
+    """Return "3.19e23 (6ND 3.14e23), 0.32 % of the reporting threshold 1e26"."""
+    rule = "" if flops.rule_6nd is None else f" (6ND {format_power_of_ten(flops.rule_6nd)})"
+    return f"{format_power_of_ten(flops.model)}{rule}, {_threshold_words(flops)}"
+
+
+def _threshold_words(flops: RunFlops) -> str:
+    share = 100 * flops.share_of_threshold
+    of = f"{share:.2g} %" if share < 10 else f"{share:,.0f} %"
+    return f"{of if share >= LEAST_PERCENT else 'under 0.01 %'} of the reporting threshold 1e26"
 
 
 def cost_words(total: RunTotal) -> str:
