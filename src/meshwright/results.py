@@ -24,7 +24,7 @@ from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
-from .predict import Interval, Prediction, RunFlops, RunTotal, run_flops, whole_run
+from .predict import AxisTraffic, Interval, Prediction, RunFlops, RunTotal, run_flops, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
 from .shown import Shown, write_result
 from .torch_account import MeshAccount
@@ -82,6 +82,11 @@ class Weighing(Shown):
     def run_flops(self) -> RunFlops | None:
         """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
         return run_flops(self.ledger.flops, self.num_steps)
+
+    @property
+    def traffic_by_axes(self) -> tuple[AxisTraffic, ...]:
+        """What one device sends in a step by mesh axes: what leaves its host, what stays, what is hidden."""
+        return predict.traffic_by_axes(self.ledger.traffic, self.prediction)
 
     @property
     def fits(self) -> bool | None:
@@ -148,6 +153,7 @@ class Weighing(Shown):
             "no_prediction": self.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
             "run_flops": None if flops is None else dataclasses.asdict(flops),
+            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
             "plan": None if self.plan is None else dataclasses.asdict(self.plan),
             "compile": {
                 "seconds": compiled.compile_seconds,
@@ -171,6 +177,8 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
         "num_devices": fleet.num_devices,
         "inside_bytes_per_second": _rate(fleet.inside),
         "between_bytes_per_second": _rate(fleet.between),
+        "domain": fleet.domain,
+        "num_domains": fleet.num_devices // fleet.chips_per_domain,
     }
 
 
@@ -224,6 +232,11 @@ class TorchWeighing(Shown):
         """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
         return run_flops(self.ledger.flops, self.num_steps)
 
+    @property
+    def traffic_by_axes(self) -> tuple[AxisTraffic, ...]:
+        """What one device sends in a step by mesh axes: what leaves its host, what stays, what is hidden."""
+        return predict.traffic_by_axes(self.ledger.traffic, self.prediction)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
         none = ("run_config", "sequence_length", "pipeline", "hand_sum", "plan")
@@ -243,6 +256,7 @@ class TorchWeighing(Shown):
             "no_prediction": self.account.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
             "run_flops": None if flops is None else dataclasses.asdict(flops),
+            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
             "compile": {
                 "seconds": self.account.seconds,
                 "cached": False,

@@ -184,8 +184,8 @@ def whole_run(
 
 
 REPORTING_THRESHOLD_FLOPS = 10**26
-"""Training FLOPs of one run from which US Executive Order 14110 (2023, section 4.2.b; revoked in 2025) required a
-report, and California's SB 53 (2025) does."""
+"""Training FLOPs of one run from which US Executive Order 14110 (2023, section 4.2.b; revoked in 2025)
+required a report, and California's SB 53 (2025) does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,15 @@ from meshwright.predict import Interval, Prediction, RunFlops, RunTotal
 from meshwright.results import KnownPlan
 from meshwright.units import format_bytes, format_count, format_power_of_ten, format_rate, format_seconds
 
-from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, without_rate
+from ._costs import (
+    LEAST_SEGMENT,
+    cost_sections,
+    fault_sections,
+    largest_words,
+    memory_bars,
+    traffic_words,
+    without_rate,
+)
 from ._facts import WeighingFacts
 from ._model import (
     GAPS,
@@ -149,6 +157,8 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
         yield Words(lead=f"STEP: {interval_words(prediction.step_seconds)}", text=line)
         if prediction.interval_reasons:
             yield Words(text=f"  its interval: {'; '.join(prediction.interval_reasons)}", tone="faint")
+    if facts.fleet.num_domains > 1 and (words := traffic_words(facts)):
+        yield Words(text=f"TRAFFIC: {words}")
     if total is not None:
         yield Words(text=f"RUN: {run_words(total)}")
         if words := cost_words(total):
