@@ -1,7 +1,7 @@
-"""Sum up what one device sends in a step: what leaves its fast domain, what stays, and how much is hidden.
+"""Sum up what one device sends in a step: what leaves its fast domain, what stays, what is hidden.
 
-A fast domain is a host, a rack whose chips share one fabric, or a TPU slice. Hidden: the part of the predicted
-seconds of a collective during which the device computes.
+A fast domain is a host, a rack whose chips share one fabric, or a TPU slice. Hidden: the part of the seconds
+predicted of a collective during which the device computes.
 """
 
 from __future__ import annotations
