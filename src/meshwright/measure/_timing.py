@@ -26,8 +26,9 @@ from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
 from ..reconciliation import Percentiles
 from ..units import aligned, format_rate, format_seconds
-from ._arrays import explaining_leaks, is_fake, refuse_traced
+from ._arrays import is_fake
 from ._calibration import CPUINFO, cpu_model, usable_cores
+from ._leaks import explaining_leaks, refuse_traced
 
 WARM_UP_STEPS = 2  # left out of the spread: the first steps fill allocators and caches
 
