@@ -117,6 +117,6 @@ def test_a_leak_in_a_script_is_told_by_its_line_without_jaxs_fourteen(tmp_path):
         "step = jax.jit(jax.grad(lambda w: ((w @ w) @ kept[0]).sum()))\n"
         "step(x)\n"
     )
-    with pytest.raises(mw.InputError, match="train.py:6 uses a traced value") as refused:
+    with pytest.raises(mw.InputError, match=r"train\.py:6 uses a traced value") as refused:
         mw.weigh_script(["python", str(script)], on="1xH100")
     assert "_shapes.py" not in refused.value.message
