@@ -409,3 +409,12 @@ def test_a_class_that_computes_with_its_arrays_may_be_an_argument(forked_workers
         jax.jit(lambda rows: rows.value @ rows.value.T).lower(rows)
     weighed = mw.weigh(jax.jit(lambda rows: rows.value @ rows.value.T), args=(rows,), on="1xH100")
     assert weighed.ledger.flops.model == 2 * ROWS * ROWS * WIDTH
+
+
+def test_arguments_on_two_devices_are_refused_with_both_names():
+    first, second = jax.devices()[:2]
+    w, x = jax.device_put(jnp.ones((4, 4)), first), jax.device_put(jnp.ones((4, 4)), second)
+    with pytest.raises(mw.InputError, match=r"w on device 0 \(cpu\), x on device 1 \(cpu\)") as refused:
+        mw.weigh(lambda w, x: (w @ x).sum(), args=(w, x), on="1xH100")
+    assert "jax.device_put(y, x.sharding)" in refused.value.hint
+    assert mw.weigh(lambda w, x: (w @ x).sum(), args=(w, jnp.ones((4, 4))), on="1xH100").fits

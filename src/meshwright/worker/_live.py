@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.backend import get_compile_options
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
@@ -100,6 +100,7 @@ def lowered_call(
     who, noted = f"the call of {_name(step)}", list[Exception]()
     try:
         refuse_leaked(jax.tree.leaves((tuple(args), dict(kwargs))), who)
+        _refuse_two_devices(args, kwargs, argument_paths(plain(step), args, kwargs))
         # Equations keep the devices that they are traced for.
         with devices_of_kind(device_kind, platform), libraries_of_plugin(platform):
             with noting_leaks_in_threads() as noted:
@@ -215,6 +216,24 @@ def _traced(
     if donated := _donated(traced.jaxpr.jaxpr):
         traced = jax.jit(outer, donate_argnums=donated).trace(*shapes)
     return traced, names
+
+
+def _refuse_two_devices(args: Sequence[Any], kwargs: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """Raise if arguments were placed on different single devices: JAX runs no program on them."""
+    homes: dict[Any, str] = {}
+    for path, leaf in zip(paths, jax.tree.leaves((tuple(args), dict(kwargs))), strict=True):
+        is_placed = isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)
+        if is_placed and isinstance(leaf.sharding, SingleDeviceSharding):
+            homes.setdefault(next(iter(leaf.sharding.device_set)), path)
+    if len(homes) > 1:
+        found = ", ".join(
+            f"{path} on device {device.id} ({device.platform})" for device, path in homes.items()
+        )
+        raise InputError(
+            f"the arrays of one program are on different devices: {found}",
+            hint="copy one to where the other is: jax.device_put(y, x.sharding); or place both on one mesh: "
+            "jax.device_put((x, y), NamedSharding(mesh, P()))",
+        )
 
 
 def refuse_leaks(traced: Any, in_threads: Sequence[Exception], who: str) -> None:
