@@ -253,6 +253,7 @@ class Measurement:
     date: str  # UTC, ISO 8601
     sample_prompt: str
     sample: str  # the text that the model generated after the prompt; "" if none
+    batch_unit: str = "tokens"  # what `tokens_per_step` counts: tokens, images or rows
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -142,6 +142,7 @@ class Weighing(Shown):
             "layout": str(self.layout),
             "sequence_length": compiled.sequence_length,
             "tokens_per_step": compiled.tokens_per_step,
+            "batch_unit": "tokens" if self.config is None else self.config.batch_unit,
             "num_parameters": compiled.num_parameters,
             "fleet": _fleet_fields(self.fleet),
             "source": compiled.source,
@@ -247,6 +248,7 @@ class TorchWeighing(Shown):
             **dict.fromkeys(none),
             "layout": str(self.layout),
             "tokens_per_step": self.tokens_per_step,
+            "batch_unit": "tokens",
             "num_parameters": self.account.num_parameters,
             "fleet": _fleet_fields(self.fleet),
             "source": BY_INDUCTOR if self.account.by_inductor else EAGER,
@@ -328,6 +330,7 @@ class Sweep(Shown):
     """Runs of one configuration with several values of some `keys`, in the order of execution.
 
     `stopped`: the user stopped the sweep. `not_run`: the number of runs that had not begun by then.
+    `batch_unit`: what a run's `tokens_per_second` counts.
     """
 
     name: str
@@ -337,6 +340,7 @@ class Sweep(Shown):
     runs: tuple[SweepRun, ...]
     not_run: int
     stopped: bool
+    batch_unit: str = "tokens"
 
     @property
     def ranked(self) -> tuple[SweepRun, ...]:

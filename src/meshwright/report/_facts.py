@@ -71,6 +71,7 @@ class WeighingFacts:
     compile: CompileFacts
     num_parameters: int | None = None
     tokens_per_step: int | None = None
+    batch_unit: str = "tokens"
     prediction: Prediction | None = None
     no_prediction: str = ""
     run_total: RunTotal | None = None

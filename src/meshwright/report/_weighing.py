@@ -107,7 +107,7 @@ def full_document(facts: WeighingFacts) -> Document:
 
 
 def title_facts(facts: WeighingFacts) -> str:
-    """Return what follows the name in a title: fleet, layout, parameters, tokens per step."""
+    """Return what follows the name in a title: fleet, layout, parameters, and what a step reads."""
     words = f"on {facts.fleet.name}, layout {facts.layout}"
     if facts.num_parameters is not None:
         words += f", {format_count(facts.num_parameters)} parameters"
@@ -116,7 +116,7 @@ def title_facts(facts: WeighingFacts) -> str:
     if facts.num_trained_parameters is not None:
         words += f" ({format_count(facts.num_trained_parameters)} trained)"
     if facts.tokens_per_step is not None:
-        words += f", {facts.tokens_per_step:,} tokens per step"
+        words += f", {facts.tokens_per_step:,} {facts.batch_unit} per step"
     return words
 
 
@@ -153,14 +153,14 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
     if prediction is None:
         yield Words(text=f"STEP: none: {facts.no_prediction}")
     else:
-        line = f"{_rate_words(prediction)}, MFU {share_of_peak(prediction.mfu)}"
+        line = f"{_rate_words(prediction, facts.batch_unit)}, MFU {share_of_peak(prediction.mfu)}"
         yield Words(lead=f"STEP: {interval_words(prediction.step_seconds)}", text=line)
         if prediction.interval_reasons:
             yield Words(text=f"  its interval: {'; '.join(prediction.interval_reasons)}", tone="faint")
     if facts.fleet.num_domains > 1 and (words := traffic_words(facts)):
         yield Words(text=f"TRAFFIC: {words}")
     if total is not None:
-        yield Words(text=f"RUN: {run_words(total)}")
+        yield Words(text=f"RUN: {run_words(total, facts.batch_unit)}")
         if words := cost_words(total):
             yield Words(text=f"COST: {words}")
     if facts.run_flops is not None:
@@ -180,9 +180,9 @@ def _plan_words(plan: KnownPlan, prediction: Prediction | None) -> str:
     return f"{found}: `{plan.command}`"
 
 
-def _rate_words(prediction: Prediction) -> str:
+def _rate_words(prediction: Prediction, unit: str) -> str:
     rate = prediction.tokens_per_second_per_device
-    return "" if rate is None else f", {format_count(rate)} tokens/s per device"
+    return "" if rate is None else f", {format_count(rate)} {unit}/s per device"
 
 
 def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
@@ -207,11 +207,11 @@ def time_figures(facts: WeighingFacts) -> list[tuple[str, str]]:
     seconds = prediction.step_seconds
     timed = [(format_seconds(seconds.expected), f"predicted step, {ends_words(seconds)}")]
     if (rate := prediction.tokens_per_second_per_device) is not None:
-        timed.append((format_count(rate), "tokens/s per device"))
+        timed.append((format_count(rate), f"{facts.batch_unit}/s per device"))
     timed.append((share_of_peak(prediction.mfu), "MFU"))
     if total is not None:
-        words = f"{format_count(total.tokens)} tokens in {total.steps:,} steps, {ends_words(total.seconds)}"
-        timed.append((format_seconds(total.seconds.expected), words))
+        read = f"{format_count(total.tokens)} {facts.batch_unit} in {total.steps:,} steps"
+        timed.append((format_seconds(total.seconds.expected), f"{read}, {ends_words(total.seconds)}"))
         if total.cost is not None:
             amount, _, words = cost_words(total).partition(" ")
             timed.append((amount, f"cost {words}"))
@@ -303,7 +303,7 @@ def time_sections(
     if prediction.peak_flops_per_second:
         of_peak = f" of {format_rate(prediction.peak_flops_per_second, 'FLOP/s')}"
     mfu, hfu = share_of_peak(prediction.mfu), share_of_peak(prediction.hfu)
-    line = f"{_rate_words(prediction)}, MFU {mfu}, HFU {hfu}"
+    line = f"{_rate_words(prediction, facts.batch_unit)}, MFU {mfu}, HFU {hfu}"
     blocks: list[Block | None] = [
         Words(lead=interval_words(seconds, prediction.interval_reasons), text=line + of_peak)
     ]
@@ -315,7 +315,7 @@ def time_sections(
     if on_page:
         blocks += [time_bars(prediction), *schedule_blocks(lanes)]
         if facts.run_total is not None:
-            blocks.append(Words(text=f"The whole run: {run_words(facts.run_total)}."))
+            blocks.append(Words(text=f"The whole run: {run_words(facts.run_total, facts.batch_unit)}."))
             cost = cost_words(facts.run_total)
             blocks.append(Words(text=f"Cost: {cost}.") if cost else None)
     blocks += [_slice_table(prediction), Words(text=prediction.basis, tone="faint")]
@@ -393,10 +393,10 @@ def interval_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
     return f"{format_seconds(seconds.expected)} ({ends_words(seconds, reasons)})"
 
 
-def run_words(total: RunTotal) -> str:
+def run_words(total: RunTotal, unit: str) -> str:
     """Return "15B tokens in 3,577 steps take 2.58 days (between 2.05 days and 3.09 days)"."""
-    tokens = f"{format_count(total.tokens)} tokens in {total.steps:,} steps"
-    return f"{tokens} take {interval_words(total.seconds)}"
+    read = f"{format_count(total.tokens)} {unit} in {total.steps:,} steps"
+    return f"{read} take {interval_words(total.seconds)}"
 
 
 def run_flops_words(flops: RunFlops) -> str:

@@ -233,7 +233,7 @@ class Loop:
         self.state: Tree = None
         self._config, self._steps, self._peers = request.config, request.steps, request.folder.peers
         self._saving, self._phases, self._watchdog, self._waits = saving, phases, watchdog, waits
-        self._first_weights = request.first_weights
+        self._first_weights, self._page = request.first_weights, request.page
         self._trace = StepTrace(request.profile if self._peers.is_first else None)
         self._bad_steps = BadSteps(self._config.faults)
         self._feed = Feed(dataset, programs.built.batch)
@@ -303,8 +303,9 @@ class Loop:
             self.signal = self._agreement.on(signals[0] if signals else None)
             self.recorder.clock.leave_out(self._trace.after_step(self.state))
             evaluates, saves = self._evaluates(), self._saving.due(self.step)
+            draws = self._page is not None and self._page.is_due()
             before = running
-            if self._waits or evaluates or saves or self.signal is not None:
+            if self._waits or evaluates or saves or draws or self.signal is not None:
                 jax.block_until_ready(self.state)
                 before = None
                 if self._finish(running):
@@ -313,8 +314,11 @@ class Loop:
                 self._evaluate()
             if saves:
                 self._save()
+            if draws and self._page is not None:
+                with self._phases.of("page"):
+                    self._page.draw()
             self._report_saves()
-            if evaluates or saves:
+            if evaluates or saves or draws:
                 self.recorder.clock.start()
 
     def _next(self, batches: Generator[Tree, None, None], before: _Running | None) -> tuple[Tree, float]:
