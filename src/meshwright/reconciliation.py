@@ -17,6 +17,7 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
 from meshwright.predict import Interval, Prediction
 from meshwright.records import EXACT, read_record
+from meshwright.shown import Shown
 
 SCHEMA = 1
 STEP_SECONDS = "step seconds"  # the quantity of which every run has one
@@ -54,8 +55,8 @@ class Row:
         return self.low <= self.measured <= self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Reconciliation(Shown):
     """All rows of the comparison. `not_compared`: the reason for each quantity without a row.
 
     `same_program`: True if the program that ran has the fingerprint of the program that was weighed; None on
@@ -65,6 +66,12 @@ class Reconciliation:
     same_program: bool | None
     rows: tuple[Row, ...]
     not_compared: dict[str, str]
+
+    @property
+    def line(self) -> str:
+        """The error of each quantity."""
+        errors = (row for row in self.rows if row.relative_error is not None)
+        return ", ".join(f"{row.quantity} {100 * (row.relative_error or 0.0):+.1f} %" for row in errors)
 
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads, with error and `inside` added to each row."""
@@ -333,8 +340,8 @@ class CalibratedClass:
     num_runs: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Calibrated(Shown):
     """The result of `calibrate`: the factors of a chip, which predictions use from now on.
 
     `file`: where the measured steps are kept. `num_runs`: how many the factors are fitted to. `set_aside`:
@@ -384,8 +391,8 @@ class PastRow:
         return None if self.measured == 0 else self.predicted / self.measured - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class History(Shown):
     """The history of errors, oldest first. `file`: where it is kept."""
 
     file: str

@@ -24,10 +24,12 @@ from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
-from .predict import AxisTraffic, Interval, Prediction, RunFlops, RunTotal, run_flops, whole_run
+from .predict import Interval, Prediction, RunTotal, whole_run
+from .predicted import Predicted
 from .reconciliation import Measurement, Reconciliation, Row
 from .shown import Shown, write_result
 from .torch_account import MeshAccount
+from .units import format_seconds
 
 WEIGHING_SCHEMA = 6
 RUN_SCHEMA = 2
@@ -50,8 +52,8 @@ class KnownPlan:
     step_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Weighing(Predicted):
     """One step weighed for one fleet: the program, its ledger, and its predicted time.
 
     `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
@@ -77,26 +79,6 @@ class Weighing(Shown):
     def run_total(self) -> RunTotal | None:
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
         return whole_run(self.prediction, self.num_steps, self.compiled.tokens_per_step, self.fleet)
-
-    @property
-    def run_flops(self) -> RunFlops | None:
-        """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
-        return run_flops(self.ledger.flops, self.num_steps)
-
-    @property
-    def traffic_by_axes(self) -> tuple[AxisTraffic, ...]:
-        """What one device sends in a step by mesh axes: what leaves its host, what stays, what is hidden."""
-        return predict.traffic_by_axes(self.ledger.traffic, self.prediction)
-
-    @property
-    def fits(self) -> bool | None:
-        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
-        return self.ledger.memory.fits
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Expected seconds of one step; None if no time is predicted."""
-        return None if self.prediction is None else self.prediction.step_seconds.expected
 
     @property
     def hand_sum(self) -> HandSum | None:
@@ -189,8 +171,8 @@ BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
 """The `source` of a weighing of modules that `torch.compile` compiles."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchWeighing(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TorchWeighing(Predicted):
     """One step of a PyTorch module weighed for one fleet, as PyTorch runs it, without a compiler.
 
     `account` is what its ranks do and hold. `layout`: the mesh that the module was spread over.
@@ -214,11 +196,6 @@ class TorchWeighing(Shown):
         return self.account.ledger
 
     @property
-    def fits(self) -> bool | None:
-        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
-        return self.ledger.memory.fits
-
-    @property
     def prediction(self) -> Prediction | None:
         """The time of a step of eager PyTorch; None if there is none, and `no_prediction` says why."""
         return self.account.prediction
@@ -227,16 +204,6 @@ class TorchWeighing(Shown):
     def run_total(self) -> RunTotal | None:
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
-
-    @property
-    def run_flops(self) -> RunFlops | None:
-        """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
-        return run_flops(self.ledger.flops, self.num_steps)
-
-    @property
-    def traffic_by_axes(self) -> tuple[AxisTraffic, ...]:
-        """What one device sends in a step by mesh axes: what leaves its host, what stays, what is hidden."""
-        return predict.traffic_by_axes(self.ledger.traffic, self.prediction)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
@@ -271,7 +238,7 @@ class TorchWeighing(Shown):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run(Shown):
     """One training run: its folder, its weighing, its measurement, and the reconciliation of the two.
 
@@ -325,7 +292,7 @@ class SweepRun:
         return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sweep(Shown):
     """Runs of one configuration with several values of some `keys`, in the order of execution.
 
@@ -404,6 +371,14 @@ class Changes(tuple[Change, ...], Shown):
     def __str__(self) -> str:
         return Shown.__str__(self)
 
+    def __repr__(self) -> str:
+        return Shown.__repr__(self)
+
+    @property
+    def line(self) -> str:
+        """The number of changes, and the one that saves most memory."""
+        return f"{len(self)} compiled" + (f", first {self[0].arguments}" if self else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
@@ -450,7 +425,7 @@ class Planned:
         return {**dataclasses.asdict(self), "fits": self.fits}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Shown):
     """The layouts and settings of one run on one fleet that were compiled, and the best of them.
 
@@ -481,6 +456,15 @@ class Plan(Shown):
     def name(self) -> str:
         """Name of the run, or of the function."""
         return self.config if isinstance(self.config, str) else self.config.name
+
+    @property
+    def line(self) -> str:
+        """The run, the fleet, and the fastest candidate that fits with its time."""
+        best = self.winner
+        seconds = None if best is None else best.step_seconds
+        found = "nothing fits" if best is None else f"best {best.words}"
+        time = "" if seconds is None else f", step {format_seconds(seconds.expected)}"
+        return f"{self.name} on {self.fleet.name}: {found}{time}"
 
     @property
     def price_per_step(self) -> float | None:
@@ -585,7 +569,7 @@ class Plan(Shown):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FleetPlans(Shown):
     """Plans of the same run for several fleets.
 

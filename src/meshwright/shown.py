@@ -1,8 +1,8 @@
-"""Show a result: `str` returns its terminal text, a notebook shows its HTML page, `to_html` writes it.
+"""Show a result: `print` writes its text, `repr` is one line, a notebook shows its HTML page.
 
 `report`, a higher package, makes text and page; `api` registers its functions with `render_with`.
 
-Imports: `errors`. Used by: `results`, `api`.
+Imports: `errors`. Used by: `results`, `api`, and the packages whose records print as a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,30 @@ def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
     _renderers.update(text=text, page=page)
 
 
-class Shown:
+def _renderer(kind: str) -> Callable[[Any], str]:
+    if not _renderers:  # the result was made without `api`, as `probe` makes its own
+        from importlib import import_module
+
+        import_module("meshwright.api")
+    return _renderers[kind]
+
+
+class OneLine:
+    """A result whose `repr` is one line: a list of results, or the value of a cell, stays readable.
+
+    A dataclass must be declared with `repr=False`, or it writes its own.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.line}>"
+
+    @property
+    def line(self) -> str:
+        """The result in one line: by default the first of its text."""
+        return str(self).strip().partition("\n")[0].strip()
+
+
+class Shown(OneLine):
     """A result that prints as its report."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,19 +62,23 @@ class Shown:
         Raises:
             InputError: the file cannot be written.
         """
-        page = _renderers["page"](self)
+        page = _renderer("page")(self)
         if path is not None:
             write_result(Path(path), page)
         return page
 
     def __str__(self) -> str:
-        return _renderers["text"](self).rstrip("\n")
+        return _renderer("text")(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate."""
+        """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate.
+
+        There it takes the whole width of the cell's output.
+        """
         from html import escape
 
-        return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(self.to_html())}"></iframe>'
+        page = self.to_html().replace("<body>", "<body class=framed>", 1)
+        return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(page)}"></iframe>'
 
 
 def write_result(path: Path, text: str) -> None:

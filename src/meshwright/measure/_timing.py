@@ -26,6 +26,7 @@ from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
 from ..reconciliation import Percentiles
 from ..sharding import Surroundings, sharding_error
+from ..shown import OneLine
 from ..units import aligned, format_rate, format_seconds
 from ._arrays import is_fake
 from ._calibration import CPUINFO, cpu_model, usable_cores
@@ -72,8 +73,8 @@ class StepClock:
         return _spread(timed) if timed else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Timing(OneLine):
     """The seconds of repeated calls of one function.
 
     `dispatch_seconds`: from the start until the call returned. `execution_seconds`: from the same start until
@@ -86,6 +87,13 @@ class Timing:
     first_call_seconds: float
     num_repeats: int
     waited_for: str
+
+    @property
+    def line(self) -> str:
+        """The medians of execution and dispatch."""
+        execution, dispatch = self.execution_seconds.median, self.dispatch_seconds.median
+        words = f"execution {format_seconds(execution)}, dispatch {format_seconds(dispatch)}"
+        return f"{words}, of {self.num_repeats} calls"
 
     def __str__(self) -> str:
         rows = [
@@ -326,8 +334,8 @@ _LANES = (("avx512f", 16), ("avx2", 8), ("asimd", 4))
 _UNITS, _FLOPS_PER_MULTIPLY_ADD = 2, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulMFU:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MatmulMFU(OneLine):
     """One square product of `size`, with 2 x size^3 FLOPs.
 
     `promised_flops_per_second`: the dense peak in this format; None if unknown, with the reason in
