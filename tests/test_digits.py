@@ -55,7 +55,7 @@ def test_the_digits_are_read_back_as_they_were_written_at_the_side_that_the_mode
 def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
     digits, tmp_path, monkeypatch, devices: int, batch: int, rate: float
 ):
-    monkeypatch.setattr(_train, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(_train, "REPORT_SECONDS", 0.5)
     drawn: list[int] = []
 
     def look(event: object) -> None:

@@ -9,6 +9,7 @@ compared with what that block prints.
 
 from __future__ import annotations
 
+import codeop
 import importlib.util
 import os
 import re
@@ -113,6 +114,32 @@ def run_command(command: Command, folder: Path) -> None:
 def test_the_pages_are_found():
     assert {"README.md", "docs/getting-started.md", "docs/glossary.md"} <= {name_of(page) for page in PAGES}
     assert OURS
+
+
+def refused_at_a_prompt(text: str) -> list[str]:
+    """Return the lines at which a plain prompt reports a syntax error when the text is pasted."""
+    compiler, waiting, refused = codeop.CommandCompiler(), list[str](), list[str]()
+    for line in [*text.splitlines(), ""]:
+        waiting.append(line)
+        try:
+            if compiler("\n".join(waiting), "<pasted>", "single") is not None:
+                waiting = []
+        except SyntaxError:
+            refused.append(line)
+            waiting = []
+    return [*refused, *waiting]
+
+
+def test_a_prompt_refuses_what_lacks_a_blank_line_or_has_one_too_many():
+    assert refused_at_a_prompt("for n in range(2):\n    print(n)\nprint(3)") == ["print(3)"]
+    assert refused_at_a_prompt("def f():\n    a = 1\n\n    return a") == ["    return a"]
+    assert refused_at_a_prompt("def f():\n    return 1\n\n\nf()") == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_python_blocks_of_a_page_can_be_pasted_into_a_plain_prompt(page: Path):
+    refused = {block.line: lines for block in python_of(page) if (lines := refused_at_a_prompt(block.text))}
+    assert not refused
 
 
 def python_of(page: Path) -> list[Block]:

@@ -2,7 +2,9 @@
 
 import doctest
 import importlib
+import importlib.metadata
 import json
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,58 @@ def test_a_weighing_is_a_page_in_a_notebook_and_in_a_file(weighing, tmp_path):
     assert "<!doctype" not in frame, "the page is escaped inside the frame"
     with pytest.raises(mw.InputError, match="cannot write"):
         weighing.to_html(tmp_path / "none" / "w.html")
+
+
+def test_the_repr_of_a_result_is_one_line(weighing, tmp_path):
+    import jax.numpy as jnp
+
+    results = [
+        weighing,
+        mw.explain(weighing),
+        mw.clock(jnp.sin, jnp.ones(3), repeats=1),
+        mw.footprint([jnp.ones(3)]),
+        mw.live(),
+        mw.memory(),
+        *mw.matmul_mfu(size=64),
+        mw.train("linear", on="1xCPU", steps=4, folder=tmp_path / "run"),
+        mw.reconcile(tmp_path / "run"),
+        mw.sweep("linear", {"seed": [1, 2]}, on="1xCPU", steps=2, folder=tmp_path / "s"),
+        mw.plan("linear", on="2xCPU", budget_seconds=1),
+    ]
+    for result in results:
+        assert repr(result).startswith(f"<{type(result).__name__}: ")
+        assert len(repr(result).splitlines()) == 1
+        assert len(repr(result)) < 300
+    assert repr(weighing).startswith("<Weighing: linear on 8xH100, layout data=8: fits, ")
+    assert str(weighing).splitlines()[0].startswith("linear on 8xH100, layout data=8")
+
+
+def test_figures_of_a_weighing_have_short_names(weighing):
+    prediction = weighing.prediction
+    assert weighing.mfu == prediction.mfu
+    assert weighing.tokens_per_second == 8 * prediction.tokens_per_second_per_device
+    assert weighing.cost is None
+    priced = mw.weigh("linear", on="8xH100", price_per_device_hour=2.0)
+    assert priced.cost == priced.run_total.cost.expected
+
+
+def test_the_package_says_its_version_its_types_and_its_names_alone():
+    assert mw.__version__ == importlib.metadata.version("meshwright")
+    assert (Path(mw.__file__).parent / "py.typed").exists()
+    names = [name for name in dir(mw) if not name.startswith("__")]
+    assert names == sorted(mw.__all__)
+    assert not {"sys", "TYPE_CHECKING", "lazy", "plugins"} & set(names)
+    scope: dict[str, object] = {}
+    exec("from meshwright import *", scope)
+    assert set(mw.__all__) <= set(scope)
+
+
+def test_a_notebook_shows_the_line_the_message_and_the_hint_of_an_error():
+    with pytest.raises(mw.InputError) as refused:
+        mw.weigh("linear", on="8xH1000")
+    line, message, hint = refused.value._render_traceback_()
+    assert line.endswith('mw.weigh("linear", on="8xH1000")')
+    assert (message, hint) == ("InputError: unknown chip 'H1000'", "  hint: did you mean 'H100'?")
 
 
 def test_a_weighing_is_json_and_a_trace(weighing, tmp_path):

@@ -423,3 +423,12 @@ def test_a_function_without_a_backward_pass_is_said_to_be_no_training_step(forke
     assert weighed.warnings == (
         "No backward pass was found: these are the figures of a forward pass, not of a training step",
     )
+
+
+def test_arguments_on_two_devices_are_refused_with_both_names():
+    first, second = jax.devices()[:2]
+    w, x = jax.device_put(jnp.ones((4, 4)), first), jax.device_put(jnp.ones((4, 4)), second)
+    with pytest.raises(mw.InputError, match=r"w on device 0 \(cpu\), x on device 1 \(cpu\)") as refused:
+        mw.weigh(lambda w, x: (w @ x).sum(), args=(w, x), on="1xH100")
+    assert "jax.device_put(y, x.sharding)" in refused.value.hint
+    assert mw.weigh(lambda w, x: (w @ x).sum(), args=(w, jnp.ones((4, 4))), on="1xH100").fits

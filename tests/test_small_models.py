@@ -126,3 +126,11 @@ def test_lenets_flops_are_those_counted_by_hand(on, arguments):
     assert weighed.ledger.flops.executed == pytest.approx(by_hand, rel=0.003)
     assert weighed.ledger.unpriced == ()
     assert weighed.compiled.num_parameters == 129_068
+
+
+@pytest.mark.parametrize("preset", ["lenet", "cruncher"])
+def test_on_a_cpu_each_module_executes_what_the_model_has_there(preset):
+    """XLA's CPU backend leaves gradients of convolutions and products of one column without a name."""
+    flops = mw.weigh(preset, on="8xCPU").ledger.flops
+    assert flops.by_module == flops.model_by_module
+    assert flops.waste_by_module == {}

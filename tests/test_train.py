@@ -9,6 +9,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.checkpoint import Checkpoints
+from meshwright.cli._progress import bar_state
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError
 from meshwright.results import FirstStepsCompared
 from meshwright.training import Noticed, StepDone
@@ -93,6 +94,50 @@ def test_the_report_grows_while_the_run_goes_on(tmp_path, monkeypatch):
     assert 0 < sizes[0] < sizes[1]
 
 
+def test_the_curve_is_there_while_the_run_goes_on_and_its_page_loads_itself_again(tmp_path, monkeypatch):
+    from meshwright.api import _train
+
+    monkeypatch.setattr(_train, "FIRST_PAGE_SECONDS", 0.0)
+    pages: dict[int, str] = {}
+    page = tmp_path / "run/report.html"
+
+    def look(event: object) -> None:
+        if isinstance(event, StepDone) and page.exists():
+            pages[event.step] = page.read_text()
+
+    over = ["evaluation.every_steps=8"]
+    run = mw.train("linear", on="1xCPU", steps=8, folder=tmp_path / "run", overrides=over, on_event=look)
+    first = pages[min(pages)]
+    assert min(pages) <= 3
+    assert "<h2>Loss</h2>" in first
+    assert 'http-equiv="refresh"' in first
+    assert "under way" in first
+    assert "Not whole" not in first
+    assert len(set(pages.values())) == 1  # the next is due after half a minute
+    assert 'http-equiv="refresh"' not in page.read_text()
+    assert "page" in run.measurement.seconds_by_phase
+
+
+def test_images_and_rows_are_not_called_tokens(tmp_path):
+    rates: list[str] = []
+
+    def look(event: object) -> None:
+        if isinstance(event, StepDone):
+            rates.append(bar_state(event)["description"])
+
+    run = mw.train("lenet", on="1xCPU", steps=4, folder=tmp_path / "run", on_event=look)
+    assert "64 images per step" in str(run.weighing)
+    assert "images/s" in str(run)
+    assert all("images/s" in words for words in rates)
+    page = (tmp_path / "run/report.html").read_text()
+    assert "images per second" in page
+    for words in (str(run.weighing), run.weighing.to_html(), str(run), page, *rates):
+        assert "tokens/s" not in words
+        assert "tokens per s" not in words
+        assert "tokens in" not in words
+    assert run.weighing.to_dict()["batch_unit"] == "images"
+
+
 def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(InputError, match="no config is named") as error:
         mw.train()
@@ -163,7 +208,7 @@ def test_what_the_disk_refuses_ends_no_run_and_is_told_once(tmp_path, monkeypatc
 def test_a_page_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch):
     from meshwright import report
 
-    monkeypatch.setattr(report, "write_report", lambda folder: 1 / 0)
+    monkeypatch.setattr(report, "write_report", lambda folder, **how: 1 / 0)
     run = mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run")
     assert run.not_written == {"report.html": "it could not be drawn: ZeroDivisionError: division by zero"}
 

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
     from .hardware import Fleet as Fleet
-    from .ledger import CustomCall as Call  # noqa: F401  its name in an earlier release
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds
-    from .ledger import MultiplyAdds as Work  # noqa: F401  its name in an earlier release
     from .ledger import register_call as register_call
     from .measure import clock as clock
     from .measure import footprint as footprint

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+_OWN_FOLDER = __file__.rpartition("errors")[0]
 # Control characters except tab and newline, halves of surrogate pairs, and marks of text direction.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
@@ -50,6 +51,19 @@ class MeshwrightError(Exception):
         self.message = printable(_without_middle(message))
         self.hint = printable(_without_middle(hint))
         super().__init__(f"{self.message}\n  hint: {self.hint}")
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the user's line, the message and the hint, without our own frames.
+
+        IPython calls it in place of its own traceback.
+        """
+        import traceback
+
+        frames = traceback.extract_tb(self.__traceback__)
+        is_ours = [frame.filename.startswith(_OWN_FOLDER) for frame in frames]
+        caller = frames[is_ours.index(True) - 1] if any(is_ours[1:]) else None
+        place = [] if caller is None or not caller.line else [f"line {caller.lineno}: {caller.line}"]
+        return [*place, f"{type(self).__name__}: {self.message}", f"  hint: {self.hint}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the error with its hint, so that it can be sent from another process."""

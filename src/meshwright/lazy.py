@@ -15,7 +15,8 @@ def names_on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[],
     """Return the `__getattr__` and `__dir__` of a package that imports each of its names on first use.
 
     The names are those that the package's `__init__` imports below `if TYPE_CHECKING:`. So they are listed
-    once, for type checkers and at run time, where `__all__` and `dir` hold them. `__getattr__` raises
+    once, for type checkers and at run time, where `__all__` and `dir` hold them; `dir` has nothing else but
+    Python's own names. `__version__` is that of the installed distribution. `__getattr__` raises
     `AttributeError` for other names.
     """
 
@@ -25,6 +26,10 @@ def names_on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[],
         homes = _homes(package)
         if name == "__all__":
             return sorted(homes)
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("meshwright")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, own_name = homes[name]
@@ -32,7 +37,11 @@ def names_on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[],
             return import_module(f"{package}.{own_name}")
         return getattr(import_module(f"{package}.{home}"), own_name)
 
-    return import_name, lambda: sorted({*vars(sys.modules[package]), *_homes(package)})
+    def names() -> list[str]:
+        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*own, "__all__", "__version__", *_homes(package)})
+
+    return import_name, names
 
 
 def _homes(package: str) -> dict[str, tuple[str | None, str]]:

@@ -18,6 +18,7 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
 from meshwright.predict import Interval, Prediction
 from meshwright.records import EXACT, read_record
+from meshwright.shown import Shown
 
 SCHEMA = 1
 STEP_SECONDS = "step seconds"  # the quantity of which every run has one
@@ -69,8 +70,8 @@ def _check_in_range(quantity: str, *values: float | None) -> None:
             raise InputError(f"{quantity} is {value!r:.40}, which no run measures", hint=hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Reconciliation(Shown):
     """All rows of the comparison. `not_compared`: the reason for each quantity without a row.
 
     `same_program`: True if the program that ran has the fingerprint of the program that was weighed; None on
@@ -80,6 +81,12 @@ class Reconciliation:
     same_program: bool | None
     rows: tuple[Row, ...]
     not_compared: dict[str, str]
+
+    @property
+    def line(self) -> str:
+        """The error of each quantity."""
+        errors = (row for row in self.rows if row.relative_error is not None)
+        return ", ".join(f"{row.quantity} {100 * (row.relative_error or 0.0):+.1f} %" for row in errors)
 
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads, with error and `inside` added to each row."""
@@ -268,6 +275,7 @@ class Measurement:
     date: str  # UTC, ISO 8601
     sample_prompt: str
     sample: str  # the text that the model generated after the prompt; "" if none
+    batch_unit: str = "tokens"  # what `tokens_per_step` counts: tokens, images or rows
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -347,8 +355,8 @@ class CalibratedClass:
     num_runs: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Calibrated(Shown):
     """The result of `calibrate`: the factors of a chip, which predictions use from now on.
 
     `file`: where the measured steps are kept. `num_runs`: how many the factors are fitted to. `set_aside`:
@@ -401,8 +409,8 @@ class PastRow:
         return None if self.measured == 0 else self.predicted / self.measured - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class History(Shown):
     """The history of errors, oldest first. `file`: where it is kept."""
 
     file: str

@@ -1,11 +1,10 @@
 """Define the results that `weigh`, `train`, `sweep` and `explain` return, and the events that they emit.
 
 `Weighing`, `TorchWeighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
-reports: `str` returns the terminal text, a notebook shows the HTML page, and `to_html` writes it. `report`, a
-higher package, makes text and page; `api` registers its functions with `render_with`.
+reports (`shown`).
 
 Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`,
-`torch_account` (its records). Used by: `report`, `api` and the command line.
+`torch_account` (its records), `shown`. Used by: `report`, `api` and the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,66 +25,17 @@ from .ledger import Ledger
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
 from .predict import Interval, Prediction, RunTotal, whole_run
+from .predicted import Predicted
 from .reconciliation import Measurement, Reconciliation, Row
+from .shown import Shown, write_result
 from .torch_account import MeshAccount
+from .units import format_seconds
 
 WEIGHING_SCHEMA = 6
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
 PLAN_SCHEMA = 1
 STOPPED = "stopped by Ctrl-C"  # why a search ended
-
-_renderers: dict[str, Callable[[Any], str]] = {}
-
-
-def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
-    """Register the functions that make a result's terminal text and its HTML page."""
-    _renderers.update(text=text, page=page)
-
-
-class Shown:
-    """A result that prints as its report."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result in JSON's types, as the command's `--json` prints it."""
-        raise NotImplementedError
-
-    def to_json(self) -> str:
-        """Return the result as JSON text, as the command's `--json` prints it."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    def to_html(self, path: str | Path | None = None) -> str:
-        """Return the result as one HTML page that needs no other file, and write it to `path` if given.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        page = _renderers["page"](self)
-        if path is not None:
-            write_result(Path(path), page)
-        return page
-
-    def __str__(self) -> str:
-        return _renderers["text"](self).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate."""
-        from html import escape
-
-        return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(self.to_html())}"></iframe>'
-
-
-def write_result(path: Path, text: str) -> None:
-    """Write a text that the user asked for.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as refused:
-        hint = "name a file in a folder that exists and can be written"
-        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +52,8 @@ class KnownPlan:
     step_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Weighing(Predicted):
     """One step weighed for one fleet: the program, its ledger, and its predicted time.
 
     `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
@@ -134,16 +83,6 @@ class Weighing(Shown):
     def run_total(self) -> RunTotal | None:
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
         return whole_run(self.prediction, self.num_steps, self.compiled.tokens_per_step, self.fleet)
-
-    @property
-    def fits(self) -> bool | None:
-        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
-        return self.ledger.memory.fits
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Expected seconds of one step; None if no time is predicted."""
-        return None if self.prediction is None else self.prediction.step_seconds.expected
 
     @property
     def hand_sum(self) -> HandSum | None:
@@ -180,7 +119,7 @@ class Weighing(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/json.md explains its fields."""
-        compiled, by_hand, total = self.compiled, self.hand_sum, self.run_total
+        compiled, by_hand, total, flops = self.compiled, self.hand_sum, self.run_total, self.run_flops
         target = self.fleet.chip.target
         return {
             "schema": WEIGHING_SCHEMA,
@@ -189,6 +128,7 @@ class Weighing(Shown):
             "layout": str(self.layout),
             "sequence_length": compiled.sequence_length,
             "tokens_per_step": compiled.tokens_per_step,
+            "batch_unit": "tokens" if self.config is None else self.config.batch_unit,
             "num_parameters": compiled.num_parameters,
             "fleet": _fleet_fields(self.fleet),
             "source": compiled.source,
@@ -201,6 +141,8 @@ class Weighing(Shown):
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
+            "run_flops": None if flops is None else dataclasses.asdict(flops),
+            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
             "plan": None if self.plan is None else dataclasses.asdict(self.plan),
             "compile": {
                 "seconds": compiled.compile_seconds,
@@ -224,6 +166,8 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
         "num_devices": fleet.num_devices,
         "inside_bytes_per_second": _rate(fleet.inside),
         "between_bytes_per_second": _rate(fleet.between),
+        "domain": fleet.domain,
+        "num_domains": fleet.num_devices // fleet.chips_per_domain,
     }
 
 
@@ -233,8 +177,8 @@ BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
 """The `source` of a weighing of modules that `torch.compile` compiles."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchWeighing(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TorchWeighing(Predicted):
     """One step of a PyTorch module weighed for one fleet, as PyTorch runs it, without a compiler.
 
     `account` is what its ranks do and hold. `layout`: the mesh that the module was spread over.
@@ -258,11 +202,6 @@ class TorchWeighing(Shown):
         return self.account.ledger
 
     @property
-    def fits(self) -> bool | None:
-        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
-        return self.ledger.memory.fits
-
-    @property
     def prediction(self) -> Prediction | None:
         """The time of a step of eager PyTorch; None if there is none, and `no_prediction` says why."""
         return self.account.prediction
@@ -275,13 +214,14 @@ class TorchWeighing(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
         none = ("run_config", "sequence_length", "pipeline", "hand_sum", "plan")
-        total = self.run_total
+        total, flops = self.run_total, self.run_flops
         return {
             "schema": WEIGHING_SCHEMA,
             "config": self.name,
             **dict.fromkeys(none),
             "layout": str(self.layout),
             "tokens_per_step": self.tokens_per_step,
+            "batch_unit": "tokens",
             "num_parameters": self.account.num_parameters,
             "fleet": _fleet_fields(self.fleet),
             "source": BY_INDUCTOR if self.account.by_inductor else EAGER,
@@ -290,6 +230,8 @@ class TorchWeighing(Shown):
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.account.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
+            "run_flops": None if flops is None else dataclasses.asdict(flops),
+            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
             "compile": {
                 "seconds": self.account.seconds,
                 "cached": False,
@@ -302,7 +244,7 @@ class TorchWeighing(Shown):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run(Shown):
     """One training run: its folder, its weighing, its measurement, and the reconciliation of the two.
 
@@ -356,11 +298,12 @@ class SweepRun:
         return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sweep(Shown):
     """Runs of one configuration with several values of some `keys`, in the order of execution.
 
     `stopped`: the user stopped the sweep. `not_run`: the number of runs that had not begun by then.
+    `batch_unit`: what a run's `tokens_per_second` counts.
     """
 
     name: str
@@ -370,6 +313,7 @@ class Sweep(Shown):
     runs: tuple[SweepRun, ...]
     not_run: int
     stopped: bool
+    batch_unit: str = "tokens"
 
     @property
     def ranked(self) -> tuple[SweepRun, ...]:
@@ -433,6 +377,14 @@ class Changes(tuple[Change, ...], Shown):
     def __str__(self) -> str:
         return Shown.__str__(self)
 
+    def __repr__(self) -> str:
+        return Shown.__repr__(self)
+
+    @property
+    def line(self) -> str:
+        """The number of changes, and the one that saves most memory."""
+        return f"{len(self)} compiled" + (f", first {self[0].arguments}" if self else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
@@ -479,7 +431,7 @@ class Planned:
         return {**dataclasses.asdict(self), "fits": self.fits}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Shown):
     """The layouts and settings of one run on one fleet that were compiled, and the best of them.
 
@@ -510,6 +462,15 @@ class Plan(Shown):
     def name(self) -> str:
         """Name of the run, or of the function."""
         return self.config if isinstance(self.config, str) else self.config.name
+
+    @property
+    def line(self) -> str:
+        """The run, the fleet, and the fastest candidate that fits with its time."""
+        best = self.winner
+        seconds = None if best is None else best.step_seconds
+        found = "nothing fits" if best is None else f"best {best.words}"
+        time = "" if seconds is None else f", step {format_seconds(seconds.expected)}"
+        return f"{self.name} on {self.fleet.name}: {found}{time}"
 
     @property
     def price_per_step(self) -> float | None:
@@ -614,7 +575,7 @@ class Plan(Shown):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FleetPlans(Shown):
     """Plans of the same run for several fleets.
 

@@ -47,12 +47,18 @@ def format_bytes(num_bytes: float) -> str:
 def format_count(count: float) -> str:
     """Format a count exactly below 1000, else with three digits: "512", "8.03B", "15T", "3.14e23"."""
     if abs(count) >= 999.5e12:
-        return f"{count:.2e}".replace("e+", "e")
+        return format_power_of_ten(count)
     for letter, size in _COUNT_LETTERS:
         if abs(count) >= size * 0.9995:
             digits = _three_digits(count / size)
             return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter
     return f"{count:.4g}"
+
+
+def format_power_of_ten(count: float) -> str:
+    """Format a count with three digits and its power of ten: "3.14e23", "5.00e12"."""
+    digits, _, power = f"{count:.2e}".partition("e")
+    return f"{digits}e{int(power)}"
 
 
 def format_rate(value: float, unit: str) -> str:

@@ -48,7 +48,7 @@ def test_for_a_person_the_verdict_comes_first(meshwright):
     done = meshwright("weigh", "cruncher", "--on", "2xCPU")
     assert done.status == 0
     first, second, third, *rest = done.output.splitlines()
-    assert first == "cruncher on 2xCPU, layout data=2, 8.26K parameters, 64 tokens per step"
+    assert first == "cruncher on 2xCPU, layout data=2, 8.26K parameters, 64 rows per step"
     assert second == "NO VERDICT: a simulated CPU device has no memory of its own"
     assert third.startswith("STEP: ")
     assert rest[0].startswith("  its interval: ")  # of a CPU it always has reasons, in one line or more

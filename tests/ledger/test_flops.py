@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshwright.ledger import executions_of, instruction_work
-from meshwright.ledger._flops import executed_flops, first_runs, shared_out
+from meshwright.ledger._flops import Unnamed, executed_flops, first_runs, homes_of, shared_out
 from meshwright.ledger._rules import work_of
 
 # fixtures/programs.py: layers, batch, sequence, embed, mlp, vocabulary
@@ -308,3 +308,23 @@ def test_what_runs_only_under_the_name_of_a_repetition_is_a_first_run():
     traced = {FORWARD: {"layer": 10, "head": 10}, "recompute": {"head": 10}}
     counts = Counter({("recompute", "layer"): 10, (FORWARD, "head"): 10, ("recompute", "head"): 10})
     assert first_runs(counts, traced) == {"layer": 10}
+
+
+def test_a_product_without_a_name_belongs_to_the_module_beside_it_that_lacks_as_much():
+    traced = {FORWARD: {"a": 100, "b": 100, "c": 30}, "backward": {"a": 200}}
+    counts = Counter({(FORWARD, "a"): 100, (FORWARD, ""): 130, ("backward", "a"): 100, ("backward", ""): 110})
+    unnamed = [
+        Unnamed(FORWARD, 30, near=("a",)),  # its neighbour lacks nothing: c lacks as many
+        Unnamed(FORWARD, 90, near=("a", "b")),  # without its taps on padding
+        Unnamed("backward", 110),  # more than any module lacks
+        Unnamed("optimizer", 7),
+    ]
+    homes = homes_of(unnamed, counts, traced)
+    assert homes == {(FORWARD, "b"): 90, (FORWARD, "c"): 30, ("backward", "a"): 110}
+
+
+def test_products_of_equal_size_go_to_the_modules_beside_them():
+    traced = {FORWARD: {"block1": 100, "block2": 100}}
+    counts = Counter({(FORWARD, ""): 180})
+    unnamed = [Unnamed(FORWARD, 90, near=("block2", "block1")), Unnamed(FORWARD, 90, near=("block1",))]
+    assert homes_of(unnamed, counts, traced) == {(FORWARD, "block1"): 90, (FORWARD, "block2"): 90}

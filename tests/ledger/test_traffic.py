@@ -320,3 +320,25 @@ def test_the_two_cores_of_a_chip_are_a_dimension_of_their_own():
     coordinates = ((0, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 0), (1, 0, 0, 1))
     assert dimensions_of(((0, 1), (2, 3)), coordinates) == ("core",)
     assert dimensions_of(((0, 2), (1, 3)), coordinates) == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "text", "crossing"),
+    [
+        ("8xH100", "f32[64]{0} all-gather(%p), dimensions={0}, replica_groups={}", 0),
+        # A ring of eight devices leaves each host of four over one of four links: 224 bytes / 4.
+        ("2x4xH100", "f32[64]{0} all-gather(%p), dimensions={0}, replica_groups={}", 56),
+        ("8x1xH100", "f32[64]{0} all-gather(%p), dimensions={0}, replica_groups={}", 224),
+        # Between two hosts a sum goes through a tree: the array once, over four links.
+        ("2x4xH100", "f32[8]{0} all-reduce(%p), to_apply=%add, replica_groups={}", 8),
+        ("2x4xH100", "f32[8]{0} all-reduce(%p), to_apply=%add, replica_groups=[4,2]<=[8]", 0),
+        ("2x4xH100", "f32[8]{0} all-to-all(%p), dimensions={0}, replica_groups={}", 16),
+        # One of the three pairs of a pipeline's stages is on two hosts.
+        ("2x4xH100", "f32[8]{0} collective-permute(%p), source_target_pairs={{0,2},{2,4},{4,6}}", 10),
+    ],
+)
+def test_what_leaves_a_host_is_counted_apart(module, fleet, text, crossing):
+    body = ("%p = f32[8]{0} parameter(0)", f"ROOT %r = {text}")
+    (only,), _ = traffic_of(executions_of(module(*body, before=ADD)), MESH, Fleet.parse(fleet))
+    assert only.crossing_bytes == crossing
+    assert (only.link == "between") == (crossing > 0)

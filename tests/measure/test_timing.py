@@ -138,7 +138,7 @@ def test_a_traced_value_inside_an_argument_is_named():
 def test_a_leaked_value_inside_the_function_is_explained():
     kept = []
     jax.jit(lambda x: kept.append(x) or x)(jnp.ones(3))
-    with pytest.raises(mw.InputError, match="a traced value is used outside the function"):
+    with pytest.raises(mw.InputError, match=r"a traced value \(float32\[3\]\) is used outside the function"):
         mw.clock(lambda: jnp.sin(kept[0]) + 1)
 
 
@@ -156,6 +156,26 @@ def test_arrays_on_several_devices_are_waited_for(mesh):
     split = jax.sharding.NamedSharding(mesh(data=8), jax.sharding.PartitionSpec("data"))
     spread = jax.jit(lambda: jnp.ones(16), out_shardings=split)
     assert mw.clock(spread, warm_up=1, repeats=1).waited_for == "1 jax array on 8 devices"
+
+
+def test_arrays_of_two_devices_are_named_with_their_devices_and_the_mend(mesh):
+    a, b = (jax.device_put(jnp.ones((4, 4)), device) for device in jax.devices()[:2])
+    for step in (lambda a, b: a @ b, jax.jit(lambda a, b: a @ b)):
+        with pytest.raises(mw.InputError) as refused:
+            mw.clock(step, a, b)
+        assert "argument a of" in refused.value.message
+        assert "on device 0 (CPU)" in refused.value.message
+        assert "on device 1 (CPU)" in refused.value.message
+        assert "jax.device_put(y, x.sharding)" in refused.value.hint
+        assert "()" not in refused.value.hint.replace("P()", "")  # there is no layout to name
+    assert mw.clock(lambda a, b: a @ jax.device_put(b, a.sharding), a, b).num_repeats == 10
+
+
+def test_tensors_of_two_devices_are_named_too():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(mw.InputError, match="argument 0 on cpu, argument 1 on meta") as refused:
+        mw.clock(lambda a, b: a + b, torch.ones(3), torch.ones(3, device="meta"))
+    assert "y.to(x.device)" in refused.value.hint
 
 
 def test_it_reads_as_a_table():

@@ -13,9 +13,11 @@ from rich.console import Console
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Finding
+from meshwright.predict import Slice
 from meshwright.report import renderable
 from meshwright.report._costs import FLOP_CONVENTION
 from meshwright.report._facts import facts_of
+from meshwright.units import format_power_of_ten
 
 GIB = 2**30
 TOO_LARGE = {
@@ -102,7 +104,7 @@ def test_a_category_of_a_twentieth_of_the_memory_has_a_row_and_an_unclear_one_a_
     assert "of no phase that its names show" in " ".join(rows)
 
 
-@pytest.mark.parametrize(("width", "most"), [(100, 24), (80, 30)])
+@pytest.mark.parametrize(("width", "most"), [(100, 25), (80, 31)])
 def test_all_of_it_is_one_screen_however_much_there_is_to_say(weighing, text, width: int, most: int):
     sizes = {f"category_number_{n}": 16 * GIB >> n for n in range(16)}
     made = weighing(
@@ -150,6 +152,55 @@ def test_the_whole_run_and_its_cost_are_printed_where_they_are_known(weighing, t
     assert priced[3:5] == [run, "COST: 825 (660 to 990): 458 device-hours (367 to 550) at 1.80"]
     assert not any("COST" in line or "RUN" in line for line in text(weighing()).splitlines())
     assert run in text(weighing(num_steps=3750), verbose=True)
+
+
+def test_the_flops_of_the_whole_run_are_printed_with_their_share_of_the_threshold_for_reports(weighing, text):
+    step = weighing().ledger.flops
+
+    def line(**more):
+        return next(row for row in text(weighing(**more)).splitlines() if row.startswith("RUN FLOPs"))
+
+    made = weighing(num_steps=10**6)
+    assert made.run_flops.model == 10**6 * step.model
+    assert made.run_flops.rule_6nd == 10**6 * step.rule_6nd
+    assert made.run_flops.share_of_threshold == 10**6 * step.model / 1e26
+    shown = [format_power_of_ten(10**6 * count) for count in (step.model, step.rule_6nd)]
+    share = f"{100 * made.run_flops.share_of_threshold:.2g} %"
+    expected = f"RUN FLOPs: {shown[0]} (6ND {shown[1]}), {share} of the reporting threshold 1e26"
+    assert line(num_steps=10**6) == expected
+    assert "under 0.01 % of the reporting threshold 1e26" in line(num_steps=10)
+    assert "RUN FLOPs" in text(weighing(num_steps=10, prediction=None, no_prediction="no rate is known"))
+    assert "RUN FLOPs" not in text(weighing())
+
+
+def test_one_line_says_what_leaves_the_host_what_stays_and_what_is_hidden(weighing, text):
+    def sent(**more):
+        return dataclasses.replace(weighing().ledger.traffic[0], **more)
+
+    traffic = (
+        sent(wire_bytes=8 * 10**9, crossing_bytes=10**9),
+        sent(kind="all-reduce", axes=("tensor",), wire_bytes=3 * 10**9, crossing_bytes=0),
+        sent(kind="all-reduce", axes=("data",), wire_bytes=4, crossing_bytes=4),
+    )
+    fleet = Fleet.parse("16xH100")
+    slices = (
+        Slice(kind="communication", name="all-gather[fsdp]", seconds=12.0, exposed_seconds=3.0),
+        Slice(kind="communication", name="all-reduce[tensor]", seconds=4.0, exposed_seconds=4.0),
+    )
+    made = weighing(fleet=fleet, traffic=traffic, prediction={"slices": slices})
+    line = (
+        "1.00 GB leave the host, 75.0 % hidden (fsdp); "
+        "10.0 GB stay inside, 56.2 % hidden (fsdp 7.00 GB, 75.0 %; tensor 3.00 GB, 0.0 %)"
+    )
+    assert f"TRAFFIC: {line}" in text(made, width=200).splitlines()
+    assert f"  {line}." in text(made, width=200, verbose=True).splitlines()
+    untimed = weighing(fleet=fleet, traffic=traffic, prediction=None, no_prediction="no rate")
+    assert "1.00 GB leave the host (fsdp); 10.0 GB stay" in text(untimed, width=200)
+    alone = text(weighing(traffic=traffic[1:2]), width=200, verbose=True)
+    assert "TRAFFIC" not in alone
+    assert "nothing leaves the host; 3.00 GB stay inside (tensor)" in alone
+    rack = weighing(fleet=Fleet.parse("144xGB200"), traffic=traffic)
+    assert "1.00 GB leave the rack" in text(rack, width=200)
 
 
 def test_a_run_of_seconds_has_no_device_hours_unless_they_have_a_price(weighing, text):

@@ -149,7 +149,9 @@ def test_a_failing_loss_and_a_failing_backward_pass_are_named():
 
 
 def test_another_device_fails_in_words():
-    assert "fp32[4, 8]" in refused(Does(lambda x: x + torch.ones(4, 8, device="meta")), X).hint
+    found = refused(Does(lambda x: x + torch.ones(4, 8, device="meta")), X)
+    assert "on different devices, cpu and meta" in found.message
+    assert "y.to(x.device)" in found.hint
 
 
 def test_no_traceback_is_logged_and_the_log_is_afterwards_as_before(caplog):
@@ -158,3 +160,20 @@ def test_no_traceback_is_logged_and_the_log_is_afterwards_as_before(caplog):
     refused(nn.Linear(9, 2), X)
     assert not caplog.records
     assert logger.level == before
+
+
+def test_a_module_split_over_two_devices_is_refused_as_pytorch_refuses_it():
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, device="meta"))
+    with pytest.raises(RuntimeError, match="device"):
+        module(torch.ones(2, 8))
+    with pytest.raises(mw.InputError, match=r"0\.weight on cpu and 1\.weight on meta") as refused:
+        mw.account_torch(module, torch.ones(2, 8))
+    assert "module.to('meta')" in refused.value.hint
+    assert mw.account_torch(module.to("meta"), torch.ones(2, 8)).num_parameters == 144
+
+
+def test_buffers_may_be_real_where_parameters_are_not():
+    """As `accelerate.init_empty_weights` leaves them."""
+    module = torch.nn.BatchNorm1d(8, device="meta")
+    module.running_mean = torch.zeros(8)
+    assert mw.account_torch(module, torch.ones(2, 8)).num_parameters == 16

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwright.config import load_config
 from meshwright.data import open_data
 from meshwright.training._interruptions import put
-from meshwright.training._loop import Feed, batches_ahead, rows_held
+from meshwright.training._loop import Feed, _can_pin, batches_ahead, rows_held
 
 
 def test_batches_come_in_order():
@@ -80,3 +80,43 @@ def test_an_array_is_put_where_it_belongs(mesh):
     assert isinstance(there, jax.Array)
     np.testing.assert_array_equal(there, values)
     assert there.dtype == jnp.int32
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2}, {"data": 2, "fsdp": 1, "tensor": 2}])
+def test_batches_reach_their_devices_through_pinned_memory_unchanged(mesh, monkeypatch, axes):
+    data = open_data(load_config("linear", ["batch.sequences=16"]))
+    shapes = mesh(**axes)
+    batch = {name: abstract(shapes, 2, 8, *rows.shape[1:]) for name, rows in data.batch(0, "train").items()}
+    kinds: list[str | None] = []
+    put_there = jax.device_put
+
+    def noted(value, sharding):
+        kinds.append(sharding.memory_kind)
+        return put_there(value, sharding)
+
+    plain = Feed(data, batch).batch(3)
+    monkeypatch.setattr(jax, "device_put", noted)
+    pinned = Feed(data, batch, pins=True).batch(3)
+    assert set(kinds[::2]) == {"pinned_host"}
+    assert set(kinds[1::2]) == {"device"}
+    for name, array in plain.items():
+        np.testing.assert_array_equal(pinned[name], array)
+        assert pinned[name].sharding == array.sharding
+        assert {shard.data.sharding.memory_kind for shard in pinned[name].addressable_shards} == {"device"}
+
+
+def test_memory_is_pinned_for_accelerators_that_have_it_alone(mesh):
+    class Memory:
+        def __init__(self, kind):
+            self.kind = kind
+
+    class Device:
+        def __init__(self, platform, *kinds):
+            self.platform, self._kinds = platform, kinds
+
+        def addressable_memories(self):
+            return [Memory(kind) for kind in self._kinds]
+
+    assert _can_pin([Device("gpu", "device", "pinned_host")])
+    assert not _can_pin([Device("cpu", "device", "pinned_host")])
+    assert not _can_pin([Device("gpu", "device")])

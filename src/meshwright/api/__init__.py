@@ -5,6 +5,6 @@ Importing it lets results print as their reports. Imports: everything but `cli` 
 """
 
 from ..report import page_of, text_of
-from ..results import render_with
+from ..shown import render_with
 
 render_with(text=text_of, page=page_of)

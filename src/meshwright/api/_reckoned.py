@@ -112,8 +112,13 @@ def _has_own_rules() -> bool:
     return bool(registered_targets())
 
 
+def _all_of(record: Any) -> str:
+    """Return all fields of a record as text; its `repr` may be a line for people."""
+    return repr(dataclasses.asdict(record))
+
+
 def _key(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> str:
     """Return a digest of all that the figures depend on; the manifest has the digest of each of the texts."""
     around = json.dumps([digest_of_sources(SOURCES), installed_versions()])
-    parts = [(folder / "manifest.json").read_text(), repr(compiled), repr(fleet), repr(rates), around]
+    parts = [(folder / "manifest.json").read_text(), *map(_all_of, (compiled, fleet, rates)), around]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -77,7 +77,16 @@ def sweep(
         folder.mkdir(parents=True, exist_ok=True)
     runs = list(zip(combinations, configs, _folders(folder, combinations), strict=True))
     earlier = [_finished(*run, steps, earlier=True) for run in runs]
-    made = Sweep(name=name, fleet=on, folder=folder, keys=tuple(swept), runs=(), not_run=0, stopped=False)
+    made = Sweep(
+        name=name,
+        fleet=on,
+        folder=folder,
+        keys=tuple(swept),
+        runs=(),
+        not_run=0,
+        stopped=False,
+        batch_unit=configs[0].batch_unit,
+    )
     for number, run in enumerate(runs, start=1):
         on_event(SweepRunStarted(number=number, total=len(runs), values=run[0]))
         done, stopped = earlier[number - 1], False

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
-REPORT_SECONDS = 60.0  # between pages: drawing one takes up to a second, so they cost about 1 %
+FIRST_PAGE_SECONDS = 5.0  # of steps before the first page: a run of seconds has only its last one
+REPORT_SECONDS = 30.0  # between pages: drawing one takes up to a second, so they cost about 2 %
 
 
 def train(
@@ -128,10 +129,11 @@ def train(
                 "weighing.json": json.dumps(weighing.to_dict(), indent=1),
                 **({} if first is None else {"base.json": first.base.as_json()}),
             },
-            on_event=_listener(held, weighing, on_event),
+            on_event=_listener(weighing, on_event),
             first_weights=first,
             profile=None if profile is None else Path(profile),
             times_kernels=times_kernels,
+            page=_LivePage(held) if peers.is_first else None,
         )
         return _ended(request, weighing, _trained(request))
 
@@ -302,12 +304,32 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) ->
     )
 
 
-def _draw(held: RunFolder) -> None:
+class _LivePage:
+    """Draw the page of a run that is under way: first after a few seconds of steps, then at intervals."""
+
+    def __init__(self, held: RunFolder) -> None:
+        self._held = held
+        self._due: float | None = None
+
+    def is_due(self) -> bool:
+        """Return whether it is time to draw; the first call begins the time."""
+        now = time.monotonic()
+        if self._due is None:
+            self._due = now + min(FIRST_PAGE_SECONDS, REPORT_SECONDS)
+        return now >= self._due
+
+    def draw(self) -> None:
+        """Draw it."""
+        _draw(self._held, is_live=True)
+        self._due = time.monotonic() + REPORT_SECONDS
+
+
+def _draw(held: RunFolder, *, is_live: bool = False) -> None:
     """Draw the run's page; one that cannot be drawn is reported like one that cannot be written."""
     from ..report import write_report
 
     try:
-        held.writes.attempt(REPORT, lambda: write_report(held.path))
+        held.writes.attempt(REPORT, lambda: write_report(held.path, is_live=is_live))
     except Exception as broken:  # a bug in a plot must not end a run of days
         held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"
 
@@ -349,22 +371,16 @@ def _step_flops(weighing: Weighing) -> StepFlops | None:
 
 
 def _listener(
-    held: RunFolder, weighing: Weighing, on_event: Callable[[Event | FirstStepsCompared], None]
+    weighing: Weighing, on_event: Callable[[Event | FirstStepsCompared], None]
 ) -> Callable[[Event], None]:
-    """Return a callback that calls `on_event`, compares the first steps, and keeps the page up to date."""
-    from ..training import Evaluated, FirstStepsDone
-
-    drawn = time.monotonic()
+    """Return a callback that calls `on_event`, and compares the first steps."""
+    from ..training import FirstStepsDone
 
     def listen(event: Event) -> None:
-        nonlocal drawn
         on_event(event)
         if isinstance(event, FirstStepsDone):
             measured = event.step_seconds, event.argument_bytes_per_device
             rows = first_steps(weighing.ledger, weighing.prediction, *measured, weighing.fleet)
             on_event(FirstStepsCompared(rows=rows))
-        if held.peers.is_first and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
-            _draw(held)
-            drawn = time.monotonic()
 
     return listen

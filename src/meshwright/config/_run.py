@@ -455,6 +455,11 @@ class RunConfig(Section):
         return self.lora.num_parameters(self.model)
 
     @property
+    def batch_unit(self) -> str:
+        """Name what `tokens_per_step` counts: "tokens", or "rows" or "images" if the model takes those."""
+        return "tokens" if self.model.takes == "sequences" else self.model.takes
+
+    @property
     def has_documents(self) -> bool:
         """Return whether a window may hold several documents; batches then have segments."""
         packed = isinstance(self.data, TokenFileData | MixtureData) and self.data.documents == "packed"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from meshwright.errors import InputError, nearest_name
 from meshwright.formats import FORMATS
 from meshwright.records import EXACT, read_record
+from meshwright.shown import Shown
 
 _HINT = "measure again: `meshwright probe`"
 COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
@@ -44,8 +45,8 @@ class MeasuredCollective:
     latency_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Calibration(Shown):
     """Measured rates of a whole host's CPU, which simulated devices share, or of one accelerator.
 
     `matmul_flops_per_second`: the rate of a large product, by format name.

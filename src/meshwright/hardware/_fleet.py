@@ -69,6 +69,13 @@ class Fleet:
         return self.num_hosts * self.chips_per_host
 
     @property
+    def domain(self) -> str:
+        """What a fast domain is: host | rack | slice."""
+        if self.chip.slices is not None:
+            return "slice"
+        return "rack" if self.chips_per_domain > self.chips_per_host else "host"
+
+    @property
     def inside(self) -> Link | None:
         """The link inside a fast domain."""
         return self.chip.inside

@@ -100,6 +100,19 @@ class ProgramPhases:
         makers = self._nearest(instruction, lambda i: [computation.by_name[o.name] for o in i.operands])
         return next(itertools.chain(users, makers), None)
 
+    def modules_near(self, computation: Computation, instruction: Instruction) -> list[str]:
+        """Return the modules of the nearest named instructions of the same phase, the likeliest first.
+
+        What follows a product in the forward pass is of its own module (a bias, a norm), and so is what it is
+        computed from in the backward pass (the gradient of its result).
+        """
+        phase = self.of(computation, instruction)
+        users = self._nearest(instruction, lambda i: computation.users[i.name])
+        makers = self._nearest(instruction, lambda i: [computation.by_name[o.name] for o in i.operands])
+        near = itertools.chain(*((users, makers) if phase == "forward" else (makers, users)))
+        same = (module_of(i.op_name) for i in near if phase_of(i.op_name, self._otherwise) == phase)
+        return list(dict.fromkeys(filter(None, same)))
+
     def _reached(self, start: Instruction, next_to: Callable[[Instruction], list[Instruction]]) -> set[str]:
         """Return the phases of the nearest named instructions, passing through unnamed ones."""
         return {phase_of(near.op_name, self._otherwise) for near in self._nearest(start, next_to)}

@@ -10,13 +10,16 @@ product takes the other operands concatenated, and keeps the name of one of them
 product under its own module. FLOPs that a module lacks compared with the traced program are therefore taken
 from merged products of its siblings: the modules in the same scope, in the same phase. Likewise, where a
 module's first run is dead code and only its recomputation is executed, the recomputation counts as first run.
+
+XLA's CPU backend writes some products anew and gives them no name: gradients of a convolution's weights, and
+products with a single column. Each of them belongs to a module that lacks as many FLOPs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from meshwright.compiler import Compiled
@@ -41,6 +44,15 @@ Counts = Counter[tuple[str, str]]  # by phase and module
 _WITHOUT_RESULT = ("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional")
 
 
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """A product that the compiler left without a name. `near`: modules around it, the likeliest first."""
+
+    phase: str
+    flops: int
+    near: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class ExecutedFlops:
     """Sums over one device's program.
@@ -49,7 +61,8 @@ class ExecutedFlops:
     `first_by_module`: work that is not recomputation, without the bubble's. `bubble`: the part of the sums
     that a pipeline stage computes without a microbatch; a fraction, because only the sum over its loops is
     whole. `elementwise`: operations by class, which are in no other sum. `unpriced`: how often each entry
-    runs. `assumptions`: how often each conditional runs.
+    runs. `assumptions`: how often each conditional runs. `unnamed`: the products that nothing names; they are
+    in `by_phase_and_module` too, under no module.
     """
 
     by_phase: Counter[str] = field(default_factory=Counter[str])
@@ -61,6 +74,7 @@ class ExecutedFlops:
     elementwise: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     assumptions: Counter[str] = field(default_factory=Counter[str])
+    unnamed: list[Unnamed] = field(default_factory=list[Unnamed])
 
     @property
     def total(self) -> int:
@@ -147,7 +161,9 @@ class _Count:
             if amount:
                 total.by_phase[its] += amount
                 total.by_phase_and_module[its, module] += amount
-        if work.kind == "matmul" and self._is_merged(execution.computation, execution.instruction, module):
+        if not named.has_path:
+            total.unnamed.append(Unnamed(phase, flops, tuple(self._phases.modules_near(home, named))))
+        elif work.kind == "matmul" and self._is_merged(execution.computation, execution.instruction, module):
             total.merged[phase, module] += flops
         total.by_format[work.format] += flops
         busy = shares.get("busy", Fraction(1))
@@ -249,6 +265,48 @@ def shared_out(counts: Counts, merged: Counts, traced: ByPhaseAndModule) -> Coun
     return Counter({key: flops for key, flops in shared.items() if flops})
 
 
+def homes_of(unnamed: Iterable[Unnamed], counts: Counts, traced: ByPhaseAndModule) -> Counts:
+    """Return the FLOPs of unnamed products by phase and by the module that each belongs to.
+
+    A module lacks its FLOPs in the traced program less those in `counts`. A product belongs to the first of
+    the modules near it that lacks as many FLOPs or more; else to the module of its phase that lacks as many
+    or, of those that lack more, the fewest; else to the one that lacks most. Padding is the usual difference:
+    the traced program counts a convolution's taps on it. The products with a near module come first, and of
+    the others the largest. Where no module of its phase lacks any FLOPs, a product stays without a module.
+
+    Args:
+        unnamed: the products, with the FLOPs of all devices.
+        counts: by phase and module, with these products under no module.
+        traced: the traced program's FLOPs, by phase and module.
+    """
+    homes: Counts = Counter()
+    lacking = {
+        phase: {module: flops - counts[phase, module] for module, flops in modules.items() if module}
+        for phase, modules in traced.items()
+    }
+
+    def place(product: Unnamed, module: str) -> None:
+        homes[product.phase, module] += product.flops
+        lacking[product.phase][module] -= product.flops
+
+    alone: list[Unnamed] = []
+    for product in sorted(unnamed, key=lambda product: -product.flops):
+        needs = lacking.get(product.phase, {})
+        near = next((module for module in product.near if needs.get(module, 0) >= product.flops), None)
+        if near is None:
+            alone.append(product)
+        else:
+            place(product, near)
+    for product in alone:
+        needs = {module: need for module, need in lacking.get(product.phase, {}).items() if need > 0}
+        if needs:
+            by_fit = {
+                module: (need < product.flops, abs(need - product.flops)) for module, need in needs.items()
+            }
+            place(product, min(by_fit, key=lambda module: by_fit[module]))
+    return homes
+
+
 def first_runs(counts: Counts, traced: ByPhaseAndModule) -> Counter[str]:
     """Return by module the FLOPs that are executed under the name of recomputation and are the only run.
 
@@ -278,8 +336,16 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
         for sums in (executed.by_phase_and_module, executed.merged)
     )
     shared = shared_out(counts, merged, traced.by_phase_and_module)
+    unnamed = (replace(product, flops=devices * product.flops) for product in executed.unnamed)
+    homes = homes_of(unnamed, shared, traced.by_phase_and_module)
     by_phase = Counter({phase: devices * flops for phase, flops in executed.by_phase.items() if flops})
     first = Counter({module: int(devices * flops) for module, flops in executed.first_by_module.items()})
+    for (phase, module), flops in homes.items():
+        shared[phase, module] += flops
+        shared[phase, ""] -= flops
+        if phase != "recompute":
+            first[module] += flops
+            first[""] -= flops
     only = first_runs(shared, traced.by_phase_and_module)
     if only:
         by_phase["forward"] += only.total()
@@ -287,7 +353,8 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
         first += only
     by_module: Counter[str] = Counter()
     for (_, module), flops in shared.items():
-        by_module[module] += flops
+        if flops:
+            by_module[module] += flops
     return FlopLedger(
         model=sum(flops for phase, flops in traced.by_phase.items() if phase != "recompute"),
         executed=devices * executed.total,

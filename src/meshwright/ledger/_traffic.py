@@ -9,8 +9,10 @@ not a block of the mesh. Dropped: groups of one device, which send nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.hardware import Fleet
@@ -47,7 +49,7 @@ class Message:
     group_size: int
     payload_bytes: int  # the result's
     wire_bytes: int  # sent by one device
-    groups: str  # as printed
+    groups: str = ""  # as printed
 
 
 def message_of(computation: Computation, instruction: Instruction, mesh_axes: Axes) -> Message | None:
@@ -100,6 +102,71 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
     return any(i.opcode not in _IDLE and not i.collective for i in between)
 
 
+def crossing_bytes(message: Message, domains: int, members: int) -> float:
+    """Return the bytes that leave a fast domain, for each of its devices in the group.
+
+    NCCL gathers and reduces in rings of all devices, one for each link of a domain: a link carries what a
+    device sends in its ring, over the domain's members. Between two domains, an all-reduce runs in trees
+    instead, which send the array once (github.com/NVIDIA/nccl, issue 812). In an all-to-all, each device
+    sends the parts of all other domains. In a permute, each device sends everything.
+
+    Args:
+        domains: over how many fast domains a group extends.
+        members: the group's devices in one of them.
+    """
+    if domains == 1:
+        return 0
+    if message.kind == "collective-permute":
+        return message.payload_bytes
+    if message.kind == "all-to-all":
+        return message.payload_bytes * (message.group_size - members) / message.group_size
+    if message.kind == "all-reduce" and domains == 2:
+        return message.payload_bytes / members
+    return message.wire_bytes / members
+
+
+@functools.lru_cache(maxsize=10_000)
+def span_of(
+    groups: str,
+    num_devices: int,
+    devices_per_domain: int,
+    permute: bool,
+    places: tuple[int, ...] | None = None,
+) -> tuple[int, int]:
+    """Return the number of domains of the worst group, and its largest number of devices in one domain.
+
+    The worst group spans the most domains, and among those has the fewest devices in one. In a permute, each
+    pair is a group, so that one crossing pair is enough.
+
+    Args:
+        groups: as printed in the program.
+        places: of the program's devices on the fleet; None for the order of their numbers.
+    """
+    worst = (1, 1)
+    for group in parse_groups(groups, num_devices):
+        on_fleet = group if places is None else [places[device] for device in group]
+        count, members = domains_of(on_fleet, devices_per_domain)
+        worst = max(
+            worst, (count, 1 if permute and count > 1 else members), key=lambda found: (found[0], -found[1])
+        )
+    return worst
+
+
+def domains_of(places: Sequence[int], devices_per_domain: int) -> tuple[int, int]:
+    """Return over how many domains a group of devices extends, and the most of them in one."""
+    count = Counter(place // devices_per_domain for place in places)
+    return max(1, len(count)), max(count.values(), default=1)
+
+
+def _crossing(message: Message, fleet: Fleet) -> float:
+    """Return the bytes of a message that leave the fast domain, as an average over the devices that send."""
+    size = fleet.chips_per_domain
+    if message.kind == "collective-permute":
+        pairs = parse_groups(message.groups, fleet.num_devices)
+        return message.payload_bytes * sum(domains_of(pair, size)[0] > 1 for pair in pairs) / len(pairs)
+    return crossing_bytes(message, *span_of(message.groups, fleet.num_devices, size, permute=False))
+
+
 def traffic_of(
     executions: Executions, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates = ()
 ) -> tuple[tuple[Collective, ...], Counter[str]]:
@@ -145,6 +212,7 @@ def traffic_of(
             link=link,
             link_name=link_name,
             dimensions=dimensions_of(parse_groups(message.groups, fleet.num_devices), coordinates),
+            crossing_bytes=int(times * _crossing(message, fleet)),
         )
         key = (new.kind, new.axes, new.group_size, new.in_loop, new.link, new.dimensions)
         by_key[key] = _sum(by_key[key], new) if key in by_key else new
@@ -188,4 +256,5 @@ def _sum(one: Collective, other: Collective) -> Collective:
         payload_bytes=one.payload_bytes + other.payload_bytes,
         wire_bytes=one.wire_bytes + other.wire_bytes,
         overlapped_count=one.overlapped_count + other.overlapped_count,
+        crossing_bytes=(one.crossing_bytes or 0) + (other.crossing_bytes or 0),
     )

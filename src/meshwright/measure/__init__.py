@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._calibration import probe as probe
     from ._footprint import Footprint as Footprint
     from ._footprint import footprint as footprint
+    from ._leaks import leak_error as leak_error
+    from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
+    from ._leaks import refuse_leaked as refuse_leaked
     from ._measured_runs import calibration_for as calibration_for
     from ._measured_runs import forget_measured_runs as forget_measured_runs
     from ._measured_runs import keep_measured_run as keep_measured_run

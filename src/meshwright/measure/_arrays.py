@@ -10,11 +10,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -22,74 +18,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..formats import format_of_dtype
-
-
-def refuse_traced(value: Any, path: str, wanted: str) -> None:
-    """Raise if a value is traced: it has a shape, but no storage, device or time of its own.
-
-    Args:
-        path: the place where the value was found.
-        wanted: the quantity that was to be measured, for example "bytes".
-
-    Raises:
-        InputError: `value` is a tracer of `jit`, `grad`, `vmap` or the like.
-    """
-    from jax.core import Tracer
-
-    if isinstance(value, Tracer):
-        raise InputError(
-            f"{path} is a traced value ({type(value).__name__}, {value.aval.str_short()}): while a function "
-            f"is traced it has a shape, but no {wanted}",
-            hint="call this outside the traced function, or ask about jax.eval_shape(function, ...); if that "
-            "function is over, the value has leaked from it: return it instead of storing it",
-        )
-
-
-@contextmanager
-def explaining_leaks() -> Iterator[None]:
-    """Run the block, and explain errors from a traced value that left the function or thread that made it.
-
-    Raises:
-        InputError: in place of JAX's `UnexpectedTracerError`, and of the errors from using a leaked value as
-            a number or a numpy array. Every other error passes. So do the latter errors if they come from
-            inside a function being traced, which asked one of its own values for a number.
-    """
-    import jax
-
-    try:
-        yield
-    except jax.errors.UnexpectedTracerError as leaked:
-        raise _leak_error(leaked) from leaked
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
-        if _while_tracing(error):
-            raise
-        raise _leak_error(error) from error
-
-
-def _leak_error(leaked: Exception) -> InputError:
-    return InputError(
-        "a traced value is used outside the function, or the thread, that JAX was tracing when it was "
-        f"made: {str(leaked).strip().splitlines()[0]}",
-        hint="return it from the traced function instead of storing it, and use in each thread only values "
-        "that were passed to that thread",
-    )
-
-
-def _while_tracing(error: Exception) -> bool:
-    """Return True if a function that JAX called raised the error, and False if a leaked value did.
-
-    JAX traces by calling the function, so its frames are then above the function's. Unless
-    JAX_TRACEBACK_FILTERING says otherwise, JAX removes these frames, and a note or a cause of the error
-    records the removal.
-    """
-    if any("JAX has removed its internal frames" in note for note in getattr(error, "__notes__", ())):
-        return True
-    if type(error.__cause__).__name__ == "UnfilteredStackTrace":
-        return True
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    inside = [name.partition(".")[0] == "jax" for name in modules]
-    return any(above and not below for above, below in pairwise(inside))
-
+from ._leaks import refuse_traced
 
 _DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
 HOST = "cpu"  # numpy's device and torch's CPU; jax names its first CPU device "cpu:0"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InputError
+from ..shown import OneLine
 from ..units import aligned, format_bytes
 from ._arrays import ArrayFootprint, Storage, array_footprint
 
@@ -21,8 +22,8 @@ MOST_ROWS = 60  # of a larger tree, `str` shows only the largest arrays
 PATH_COLUMNS, OTHER_PATH_COLUMNS = 37, 21  # of an array's path; of the path it shares storage with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Footprint(OneLine):
     """The memory of the arrays of a tree; `str` of it is a table.
 
     `total_bytes`: every storage once, over all devices. `by_device`: device -> number format -> bytes.

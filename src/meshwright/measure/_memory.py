@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from ..errors import InputError
+from ..shown import OneLine
 from ..units import aligned, format_bytes
 from ._arrays import buffers_of, format_name
 
@@ -44,7 +45,7 @@ class DeviceMemory:
     why_no_peak: str
 
 
-class Memory:
+class Memory(OneLine):
     """The memory of each device at one moment, and before and after a block if used in a `with`.
 
     `devices`: at construction. After a block, `before`, `after` and `grown_bytes` exist too.
@@ -83,6 +84,12 @@ class Memory:
         """
         before = {memory.device: memory.allocated_bytes for memory in self.before}
         return {memory.device: memory.allocated_bytes - before.get(memory.device, 0) for memory in self.after}
+
+    @property
+    def line(self) -> str:
+        """The bytes that are allocated on all devices."""
+        now = self._after or self.devices
+        return f"{format_bytes(sum(each.allocated_bytes for each in now))} allocated on {len(now)} devices"
 
     def __str__(self) -> str:
         grown = {} if self._after is None else self.grown_bytes
@@ -195,8 +202,8 @@ class LiveArray:
     owner: str  # "module.name", "Class.attribute", "local x of train (loop.py)", "unknown" or "not sought"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Live(OneLine):
     """The arrays that are alive; `str` of it is a table. `total_bytes` includes the rows beyond `top`."""
 
     total_bytes: int

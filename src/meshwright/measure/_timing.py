@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,14 @@ import numpy as np
 from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
 from ..reconciliation import Percentiles
+from ..sharding import Surroundings, sharding_error
+from ..shown import OneLine
 from ..units import aligned, format_rate, format_seconds
-from ._arrays import explaining_leaks, is_fake, refuse_traced
+from ._arrays import is_fake
 from ._calibration import CPUINFO, cpu_model, usable_cores
+from ._leaks import explaining_leaks, refuse_traced
 
+_MOST_NAMED = 8  # arguments of an error
 WARM_UP_STEPS = 2  # left out of the spread: the first steps fill allocators and caches
 
 
@@ -69,8 +73,8 @@ class StepClock:
         return _spread(timed) if timed else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Timing(OneLine):
     """The seconds of repeated calls of one function.
 
     `dispatch_seconds`: from the start until the call returned. `execution_seconds`: from the same start until
@@ -83,6 +87,13 @@ class Timing:
     first_call_seconds: float
     num_repeats: int
     waited_for: str
+
+    @property
+    def line(self) -> str:
+        """The medians of execution and dispatch."""
+        execution, dispatch = self.execution_seconds.median, self.dispatch_seconds.median
+        words = f"execution {format_seconds(execution)}, dispatch {format_seconds(dispatch)}"
+        return f"{words}, of {self.num_repeats} calls"
 
     def __str__(self) -> str:
         rows = [
@@ -106,7 +117,8 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
 
     Raises:
         InputError: `fn` returns nothing that can be waited for, donates its arguments, leaks or receives a
-            traced value, or `repeats` or `warm_up` is below 1. Errors that `fn` itself raises pass through.
+            traced value, or works on arrays of different devices; or `repeats` or `warm_up` is below 1.
+            Errors that `fn` itself raises pass through.
 
     Example:
         >>> import jax.numpy as jnp
@@ -125,7 +137,7 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
         refuse_traced(argument, path, "time")
     _finish_earlier_work(args, kwargs)
     first, waited_for, dispatch, execution = 0.0, "", list[float](), list[float]()
-    with explaining_leaks():
+    with explaining_leaks(), explaining_devices(args, kwargs):
         for call in range(warm_up + repeats):
             _check_arguments(args, kwargs, call)
             started = time.perf_counter()
@@ -146,6 +158,39 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
         num_repeats=repeats,
         waited_for=waited_for,
     )
+
+
+_TWO_DEVICES = re.compile(
+    r"Expected all tensors to be on the same device|Tensor on device \S+ is not on the expected device"
+)
+
+
+@contextmanager
+def explaining_devices(args: Any, kwargs: Any) -> Iterator[None]:
+    """Run the block, and explain errors of JAX and of PyTorch that arrays are on different devices.
+
+    Raises:
+        InputError: in place of such an error. Every other error passes.
+    """
+    try:
+        yield
+    except ValueError as failed:
+        if "incompatible devices for jitted computation" not in str(failed):
+            raise
+        error = sharding_error(failed, Surroundings(axes=(), shapes={}))
+        if error is None:
+            raise
+        raise error from failed
+    except RuntimeError as failed:
+        if not _TWO_DEVICES.search(str(failed)):
+            raise
+        tensors = [(path, leaf.device) for path, leaf in _arguments(args, kwargs) if hasattr(leaf, "device")]
+        where = ", ".join(f"{path} on {device}" for path, device in tensors[:_MOST_NAMED])
+        raise InputError(
+            f"the tensors of one operation are on different devices{f': {where}' if where else ''}\n"
+            f"  in PyTorch's words: {str(failed).splitlines()[0]}",
+            hint="copy one to where the other is: y.to(x.device); or a module with module.to(device)",
+        ) from failed
 
 
 def _spread(seconds: list[float]) -> Percentiles:
@@ -289,8 +334,8 @@ _LANES = (("avx512f", 16), ("avx2", 8), ("asimd", 4))
 _UNITS, _FLOPS_PER_MULTIPLY_ADD = 2, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulMFU:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MatmulMFU(OneLine):
     """One square product of `size`, with 2 x size^3 FLOPs.
 
     `promised_flops_per_second`: the dense peak in this format; None if unknown, with the reason in

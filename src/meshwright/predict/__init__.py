@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._formulas import attention_seconds as attention_seconds
     from ._formulas import collective_seconds as collective_seconds
     from ._formulas import gemm_seconds as gemm_seconds
+    from ._links import AxisTraffic as AxisTraffic
+    from ._links import hidden_share as hidden_share
+    from ._links import traffic_by_axes as traffic_by_axes
     from ._predict import classes_of_instructions as classes_of_instructions
     from ._predict import predict as predict
     from ._predict import predicted_busy as predicted_busy
@@ -35,9 +38,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._records import Help as Help
     from ._records import Interval as Interval
     from ._records import Prediction as Prediction
+    from ._records import RunFlops as RunFlops
     from ._records import RunTotal as RunTotal
     from ._records import Slice as Slice
     from ._records import checked_price as checked_price
+    from ._records import run_flops as run_flops
     from ._records import run_total as run_total
     from ._records import steps_for as steps_for
     from ._records import whole_run as whole_run

@@ -26,14 +26,16 @@ from typing import Any
 
 from meshwright.compiler import NamedKernel
 from meshwright.errors import InputError
-from meshwright.hlo import RUNNING, Computation, Instruction, Program, iota_of, leaves_of, parse_groups
+from meshwright.hlo import RUNNING, Computation, Instruction, Program, iota_of, leaves_of
 from meshwright.ledger import (
     FOURIER,
     LINEAR_ALGEBRA,
     Message,
     MultiplyAdds,
+    crossing_bytes,
     instruction_work,
     left_dimensions,
+    span_of,
     traced_kernel_of,
 )
 
@@ -371,7 +373,8 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
         InputError: the message crosses a link for which the catalog has no figure.
     """
     permute = message.kind == "collective-permute"
-    domains, members = _span(message.groups, num_devices, machine.devices_per_domain, permute, order)
+    places = None if order is None else _places(order)
+    domains, members = span_of(message.groups, num_devices, machine.devices_per_domain, permute, places)
     where = ",".join(message.axes) if message.axes is not None else f"groups of {message.group_size}"
     name = f"{message.kind}[{where}]"
     inside = 0.0
@@ -385,7 +388,7 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
         return Transfer(name=name, axes=where, link="inside", seconds=inside)
     network = _known(machine, machine.between_bytes_per_second, "between domains")
     network *= machine.shared.network_efficiency
-    between = _between_bytes(message, domains, members) / network
+    between = crossing_bytes(message, domains, members) / network
     seconds = max(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
     return Transfer(name=name, axes=where, link="between", seconds=seconds)
 
@@ -395,41 +398,6 @@ def _inside_bytes(message: Message, members: int) -> float:
     if message.kind == "all-to-all":
         return message.payload_bytes * (members - 1) / message.group_size
     return message.wire_bytes
-
-
-def _between_bytes(message: Message, domains: int, members: int) -> float:
-    """Return the bytes that one device sends to other domains. The links of a domain share its traffic.
-
-    NCCL gathers and reduces in rings of all devices, one for each link of a domain: a link carries what a
-    device sends in its ring, over the domain's members. Between two domains, an all-reduce runs in trees
-    instead, which send the array once (github.com/NVIDIA/nccl, issue 812). In an all-to-all, each device
-    sends the parts of all other domains. In a permute, each device sends everything.
-    """
-    if message.kind == "collective-permute":
-        return message.payload_bytes
-    if message.kind == "all-to-all":
-        return message.payload_bytes * (message.group_size - members) / message.group_size
-    if message.kind == "all-reduce" and domains == 2:
-        return message.payload_bytes / members
-    return message.wire_bytes / members
-
-
-@functools.lru_cache(maxsize=10_000)
-def _span(
-    groups: str, num_devices: int, devices_per_domain: int, permute: bool, order: Order | None
-) -> tuple[int, int]:
-    """Return the number of domains of the worst group, and its largest number of devices in one domain.
-
-    The worst group spans the most domains, and among those has the fewest devices in one. In a permute, each
-    pair is a group, so that one crossing pair is enough.
-    """
-    worst = (1, 1)
-    places = range(num_devices) if order is None else _places(order)
-    for group in parse_groups(groups, num_devices):
-        count = Counter(places[device] // devices_per_domain for device in group)
-        members = 1 if permute and len(count) > 1 else max(count.values())
-        worst = max(worst, (len(count), members), key=lambda group: (group[0], -group[1]))
-    return worst
 
 
 @functools.cache

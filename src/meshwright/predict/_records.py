@@ -1,4 +1,4 @@
-"""Hold the prediction of a step, and turn it into the hours and the cost of a run.
+"""Hold the prediction of a step, and turn it into the hours, the cost and the FLOPs of a run.
 
 All times and costs are estimates with an interval.
 Counted for a run: its steps. Not counted: compilation, evaluation, checkpoints, restarts and waiting for the
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
+from meshwright.ledger import FlopLedger
 from meshwright.units import parse_count
 
 KINDS = ("compute", "communication", "idle")
@@ -179,6 +180,39 @@ def whole_run(
         tokens_per_step=tokens_per_step,
         num_devices=fleet.num_devices,
         price_per_device_hour=fleet.price_per_device_hour,
+    )
+
+
+REPORTING_THRESHOLD_FLOPS = 10**26
+"""Training FLOPs of one run from which US Executive Order 14110 (2023, section 4.2.b; revoked in 2025)
+required a report, and California's SB 53 (2025) does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlops:
+    """FLOPs of all steps of a run, whether or not their time is known.
+
+    `model`: the model FLOPs of a step times the steps. `rule_6nd`: 6 x parameters x tokens, as most published
+    totals are counted (GPT-3's 3.14e23 among them); None where the step has none. `share_of_threshold`:
+    `model` divided by `reporting_threshold`.
+    """
+
+    model: int
+    rule_6nd: int | None
+    reporting_threshold: int
+    share_of_threshold: float
+
+
+def run_flops(step: FlopLedger, num_steps: int | None) -> RunFlops | None:
+    """Return the FLOPs of `num_steps` times a step; None if the number of steps is unknown."""
+    if num_steps is None:
+        return None
+    model = step.model * num_steps
+    return RunFlops(
+        model=model,
+        rule_6nd=None if step.rule_6nd is None else step.rule_6nd * num_steps,
+        reporting_threshold=REPORTING_THRESHOLD_FLOPS,
+        share_of_threshold=model / REPORTING_THRESHOLD_FLOPS,
     )
 
 

@@ -6,12 +6,13 @@ sums and shares of them. Used by: `_weighing`, `_results`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshwright.config import Ticks
 from meshwright.ledger import MemoryLedger
 from meshwright.planning import HandSum
+from meshwright.predict import AxisTraffic, hidden_share, traffic_by_axes
 from meshwright.units import format_bytes, format_count, format_rate
 
 from ._facts import WeighingFacts
@@ -47,6 +48,7 @@ EAGER_CONVENTION = (
 )
 LEAST_ROW = 0.0005  # share of the reserved bytes: smaller rows would print as 0.0 %
 LEAST_SEGMENT = 0.002  # share of a page's bar: thinner segments are invisible
+LEAST_SENT = 0.01  # share of what is sent: axes with less are not listed in a line
 LEAST_FILLED = 0.1  # share of usable memory: below it, a page's bar shows the program alone
 BAR = "bar"  # in place of a note
 ELSEWHERE = ("not of the device", "not reserved", "of its own memory")  # notes of other memories
@@ -300,6 +302,7 @@ def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSec
     title, traffic = "Traffic of one device and step", facts.ledger.traffic
     if not traffic:
         return section(title, Words(text="none: nothing is sent"))
+    crossing = traffic_words(facts)
     merged: dict[tuple[str, ...], list[int]] = {}
     for item in traffic:
         link = " ".join(filter(None, (item.link, "+".join(item.dimensions))))
@@ -317,7 +320,39 @@ def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSec
     names = ("collective", "axes", "link", *(("its name", "where") if on_page else ()))
     total = TableRow(cells=("= sent by one device", *[""] * (len(names) + 1), wire, ""), tone="strong")
     numbers = ("count", "payload", "wire", "may overlap")
-    return section(title, ReportTable(columns=(*names, *numbers), rows=(*rows, total), numbers=numbers))
+    table = ReportTable(columns=(*names, *numbers), rows=(*rows, total), numbers=numbers)
+    return section(title, Words(text=f"{crossing}.") if crossing else None, table)
+
+
+def traffic_words(facts: WeighingFacts) -> str:
+    """Return what one device sends out of its fast domain and inside, by axes, and what of it is hidden.
+
+    For example: "1.20 GB leave the host, 87 % hidden (data); 103 GB stay inside, 4 % hidden (tensor 100 GB,
+    0 %; data 3.00 GB, 87 %)". "" where nothing is sent, or the ledger is of a version that does not say it.
+    """
+    parts, domain = traffic_by_axes(facts.ledger.traffic, facts.prediction), facts.fleet.domain
+    if not parts:
+        return ""
+    leaving = [(part, part.crossing_bytes) for part in parts if part.crossing_bytes]
+    inside = sorted(((part, part.inside_bytes) for part in parts if part.inside_bytes), key=lambda p: -p[1])
+    first = _sent_words(leaving, f"leave the {domain}") if leaving else f"nothing leaves the {domain}"
+    return f"{first}; {_sent_words(inside, 'stay inside')}" if inside else first
+
+
+def _sent_words(parts: Sequence[tuple[AxisTraffic, int]], where: str) -> str:
+    """Return the sum of bytes with its hidden share, then those of the axes with at least 1 % of it."""
+
+    def hidden(share: float | None, word: str = "") -> str:
+        return "" if share is None else f", {percent(share, 1)}{word}"
+
+    total = sum(size for _, size in parts)
+    axes = [
+        ("+".join(part.axes), size, part.hidden_share) for part, size in parts if size >= LEAST_SENT * total
+    ]
+    whole = hidden(hidden_share(part for part, _ in parts), " hidden")
+    names = [f"{name} {format_rate(size, 'B')}{hidden(share)}" for name, size, share in axes]
+    listed = axes[0][0] if len(axes) == 1 else "; ".join(names)
+    return f"{format_rate(total, 'B')} {where}{whole} ({listed})"
 
 
 def _rank_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:

@@ -18,7 +18,7 @@ from meshwright.errors import InputError
 from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_text, reason
 from meshwright.ledger import Ledger
 from meshwright.planning import HandSum, Suggestion, suggestions
-from meshwright.predict import Prediction, RunTotal
+from meshwright.predict import Prediction, RunFlops, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.records import read_record
 from meshwright.results import KnownPlan, TorchWeighing, Weighing
@@ -29,10 +29,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFacts:
-    """The fleet's name, and its chip's name in the catalog."""
+    """The fleet's name, its chip's name in the catalog, what its fast domains are, and how many."""
 
     name: str
     chip: str
+    domain: str = "host"
+    num_domains: int = 1  # in weighings of earlier versions, where it is not needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,11 @@ class WeighingFacts:
     compile: CompileFacts
     num_parameters: int | None = None
     tokens_per_step: int | None = None
+    batch_unit: str = "tokens"
     prediction: Prediction | None = None
     no_prediction: str = ""
     run_total: RunTotal | None = None
+    run_flops: RunFlops | None = None
     hand_sum: HandSum | None = None
     pipeline: Ticks | None = None
     plan: KnownPlan | None = None

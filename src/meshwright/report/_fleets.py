@@ -11,7 +11,7 @@ from meshwright.results import FleetPlans, Plan
 from meshwright.units import format_bytes, format_seconds
 
 from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
-from ._plan import COLUMNS
+from ._plan import COLUMNS, unit_of
 from ._weighing import cost_words, run_words
 
 LARGE_PRICE = 100.0  # from which cents do not matter
@@ -56,7 +56,7 @@ def _verdict(made: FleetPlans) -> Iterator[Words]:
         total = None if chosen.best is None else chosen.best.run_total
         if total is not None:
             cost = cost_words(total)
-            words = f"{run_words(total)}{f'; {cost}' if cost else ''}"
+            words = f"{run_words(total, unit_of(chosen))}{f'; {cost}' if cost else ''}"
             yield Words(lead=f"RUN on {chosen.fleet.name}: ", text=words)
 
 

@@ -200,11 +200,13 @@ class Document:
     """A report: a title, facts that continue it, and sections.
 
     Without facts a terminal leaves the title out, because the first section says the same.
+    `reload_seconds`: after which a page loads itself again; None for never.
     """
 
     title: str
     facts: str = ""
     sections: tuple[ReportSection, ...]
+    reload_seconds: int | None = None
 
 
 def section(title: str, *blocks: Block | None, tone: Tone = "") -> tuple[ReportSection, ...]:

@@ -102,13 +102,12 @@ def _best_sections(facts: WeighingFacts, lanes: Lanes | None) -> tuple[ReportSec
 def _title_facts(plan: Plan) -> str:
     if isinstance(plan.config, str):
         return f"on {plan.fleet.name}"
-    return f"on {plan.fleet.name}, {plan.config.batch.tokens_per_step:,} {_unit(plan)} per step"
+    return f"on {plan.fleet.name}, {plan.config.batch.tokens_per_step:,} {unit_of(plan)} per step"
 
 
-def _unit(plan: Plan) -> str:
-    if isinstance(plan.config, str) or plan.config.model.takes == "sequences":
-        return "tokens"
-    return plan.config.model.takes
+def unit_of(plan: Plan) -> str:
+    """Name what a step of the plan's run reads: tokens, images or rows."""
+    return "tokens" if isinstance(plan.config, str) else plan.config.batch_unit
 
 
 def _verdict(plan: Plan) -> Iterator[Words]:
@@ -129,14 +128,14 @@ def _verdict(plan: Plan) -> Iterator[Words]:
         )
     prediction = best.prediction
     rate = prediction.tokens_per_second_per_device
-    per_device = "" if rate is None else f", {format_count(rate)} {_unit(plan)}/s per device"
+    per_device = "" if rate is None else f", {format_count(rate)} {unit_of(plan)}/s per device"
     yield Words(
         lead=f"STEP: {interval_words(best.step_seconds)}",
         text=f"{per_device}, MFU {share_of_peak(prediction.mfu)}",
     )
     total = plan.best.run_total
     if total is not None:
-        yield Words(lead="RUN: ", text=run_words(total))
+        yield Words(lead="RUN: ", text=run_words(total, unit_of(plan)))
         if words := cost_words(total):
             yield Words(lead="COST: ", text=words)
         if plan.price:

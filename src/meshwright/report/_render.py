@@ -168,9 +168,12 @@ def page(document: Document) -> str:
     title = escape(document.title)
     style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
     facts = _page_words(Words(text=document.facts, tone="faint")) if document.facts else ""
+    reload = ""
+    if document.reload_seconds is not None:
+        reload = f'<meta http-equiv="refresh" content="{document.reload_seconds}">\n'
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{reload}'
         f"<title>{title}: Meshwright</title>\n<style>\n{style}</style>\n</head>\n"
         f"<body>\n<main>\n<header>\n<h1>{title}</h1>\n{facts}</header>\n"
         f"{''.join(map(_page_section, document.sections))}</main>\n{_script(document)}</body>\n</html>\n"

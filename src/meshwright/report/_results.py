@@ -6,6 +6,7 @@ the pages and passes `text_of` and `page_of` to `results`, and `cli`, which prin
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +55,9 @@ MORE_IN_PYTHON = (
 )
 EAGER_MORE = "All of it: --verbose. Pictures: --html FILE."
 EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
-SWEEP_FIGURES = ("held-out loss", "training loss", "step", "tokens/s")
+FILES_OF_THE_END = ("measurement.json", "reconciliation.json")
+RELOAD_SECONDS = 15  # of a page of a run that is under way
+SWEEP_FIGURES = ("held-out loss", "training loss", "step", "{}/s")  # of the unit of a batch
 SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerprints are equal."
 OTHER_PROGRAM = (
     "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
@@ -118,13 +121,27 @@ def page_of(result: object) -> str:
             return page(_document_of(result))
 
 
-def run_page(folder: Path) -> str:
-    """Return the folder of a run as one HTML page, which names files that are missing or truncated."""
-    return page(_run_page(read_run(folder)))
+def run_page(folder: Path, *, is_live: bool = False) -> str:
+    """Return the folder of a run as one HTML page, which names files that are missing or truncated.
+
+    The page of a run that `is_live` does not miss the files of its end, and loads itself again.
+    """
+    files = read_run(folder)
+    if not is_live:
+        return page(_run_page(files))
+    early = tuple(note for note in files.notes if not note.startswith(FILES_OF_THE_END))
+    made = _run_page(dataclasses.replace(files, notes=early))
+    steps = files.series("loss")[0]
+    so_far = f"under way, {steps[-1]:,} steps so far" if steps else "under way"
+    facts = ", ".join(filter(None, (made.facts, so_far)))
+    return page(dataclasses.replace(made, facts=facts, reload_seconds=RELOAD_SECONDS))
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, *, is_live: bool = False) -> Path:
     """Write report.html into a run's folder from the files it holds, and return its path.
+
+    Args:
+        is_live: whether the run is under way: its page then loads itself again.
 
     Raises:
         OSError: the page cannot be written; the previous page stays as it was.
@@ -132,7 +149,7 @@ def write_report(folder: Path) -> Path:
     from meshwright.training import write_whole  # a run's folder knows its data
 
     path = folder / "report.html"
-    write_whole(path, run_page(folder))
+    write_whole(path, run_page(folder, is_live=is_live))
     return path
 
 
@@ -172,7 +189,8 @@ def _run_document(measurement: Measurement, reconciliation: Reconciliation) -> D
     if measurement.step_seconds is not None:
         rate = measurement.tokens_per_second
         assert rate is not None, "a timed step has a rate"
-        words += f", {format_seconds(measurement.step_seconds.median)} each, {format_count(rate)} tokens/s"
+        words += f", {format_seconds(measurement.step_seconds.median)} each"
+        words += f", {format_count(rate)} {measurement.batch_unit}/s"
     return Document(
         title=_steps_words(measurement),
         facts=words,
@@ -311,7 +329,7 @@ def _cards(run: RunFiles) -> Cards | None:
         items.append((format_seconds(measured.step_seconds.median), "step, measured median"))
         rate = measured.tokens_per_second
         assert rate is not None, "a timed step has a rate"
-        items.append((format_count(rate), "tokens per second"))
+        items.append((format_count(rate), f"{measured.batch_unit} per second"))
     elif measured is None and run.weighing is not None:
         items += time_figures(run.weighing)
     _, losses = run.series("loss")
@@ -394,7 +412,7 @@ def _sweep_sections(
         )
         for run in sweep.ranked
     )
-    numbers = (*names, *SWEEP_FIGURES)
+    numbers = (*names, *(name.format(sweep.batch_unit) for name in SWEEP_FIGURES))
     table = ReportTable(columns=("run", *numbers), rows=rows, numbers=numbers, unbroken=1 + len(names))
     reasons = (Words(text=f"{run.label}: {run.failed}") for run in sweep.ranked if run.failed)
     return section(title, table), section("Not finished", *reasons, tone="warning")

@@ -10,11 +10,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.compiler import SIMULATED
-from meshwright.predict import Interval, Prediction, RunTotal
+from meshwright.predict import Interval, Prediction, RunFlops, RunTotal
 from meshwright.results import KnownPlan
-from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+from meshwright.units import format_bytes, format_count, format_power_of_ten, format_rate, format_seconds
 
-from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, without_rate
+from ._costs import (
+    LEAST_SEGMENT,
+    cost_sections,
+    fault_sections,
+    largest_words,
+    memory_bars,
+    traffic_words,
+    without_rate,
+)
 from ._facts import WeighingFacts
 from ._model import (
     ALWAYS_SHOWN,
@@ -52,6 +60,7 @@ SCHEDULE_NOTE = (
 )
 WASTE = "work done twice"  # the lint's kind for FLOPs beyond the model's
 LEAST_LOSS = 0.02  # share of the step: smaller losses do not limit it
+LEAST_PERCENT = 0.01  # of the threshold for reports: smaller shares print as under it
 LEAST_DEVICE_HOURS = 0.1  # below it, device-hours add nothing to the seconds
 MOST_MATTERS, MOST_SLICES = 3, 8
 # Classes of the step's time other than products, in words.
@@ -99,7 +108,7 @@ def full_document(facts: WeighingFacts) -> Document:
 
 
 def title_facts(facts: WeighingFacts) -> str:
-    """Return what follows the name in a title: fleet, layout, parameters, tokens per step."""
+    """Return what follows the name in a title: fleet, layout, parameters, and what a step reads."""
     idle = f" ({facts.idle_devices} of the {facts.idle_devices + 1} devices named stand idle)"
     words = f"on {facts.fleet.name}{idle if facts.idle_devices else ''}, layout {facts.layout}"
     if facts.num_parameters is not None:
@@ -109,7 +118,7 @@ def title_facts(facts: WeighingFacts) -> str:
     if facts.num_trained_parameters is not None:
         words += f" ({format_count(facts.num_trained_parameters)} trained)"
     if facts.tokens_per_step is not None:
-        words += f", {facts.tokens_per_step:,} tokens per step"
+        words += f", {facts.tokens_per_step:,} {facts.batch_unit} per step"
     return words
 
 
@@ -149,14 +158,18 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
     if prediction is None:
         yield Words(text=f"STEP: none: {facts.no_prediction}")
     else:
-        line = f"{_rate_words(prediction)}, MFU {share_of_peak(prediction.mfu)}"
+        line = f"{_rate_words(prediction, facts.batch_unit)}, MFU {share_of_peak(prediction.mfu)}"
         yield Words(lead=f"STEP: {interval_words(prediction.step_seconds)}", text=line)
         if prediction.interval_reasons:
             yield Words(text=f"  its interval: {'; '.join(prediction.interval_reasons)}", tone="faint")
+    if facts.fleet.num_domains > 1 and (words := traffic_words(facts)):
+        yield Words(text=f"TRAFFIC: {words}")
     if total is not None:
-        yield Words(text=f"RUN: {run_words(total)}")
+        yield Words(text=f"RUN: {run_words(total, facts.batch_unit)}")
         if words := cost_words(total):
             yield Words(text=f"COST: {words}")
+    if facts.run_flops is not None:
+        yield Words(text=f"RUN FLOPs: {run_flops_words(facts.run_flops)}")
     if facts.plan is not None:
         yield Words(text=f"PLAN: {_plan_words(facts.plan, prediction)}")
 
@@ -172,9 +185,9 @@ def _plan_words(plan: KnownPlan, prediction: Prediction | None) -> str:
     return f"{found}: `{plan.command}`"
 
 
-def _rate_words(prediction: Prediction) -> str:
+def _rate_words(prediction: Prediction, unit: str) -> str:
     rate = prediction.tokens_per_second_per_device
-    return "" if rate is None else f", {format_count(rate)} tokens/s per device"
+    return "" if rate is None else f", {format_count(rate)} {unit}/s per device"
 
 
 def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
@@ -190,22 +203,24 @@ def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
 
 
 def time_figures(facts: WeighingFacts) -> list[tuple[str, str]]:
-    """Return the key figures of a prediction, each with its meaning: step, rate, MFU, whole run, cost."""
-    prediction, total = facts.prediction, facts.run_total
+    """Return the key figures, each with its meaning: step, rate, MFU; time, cost and FLOPs of the run."""
+    prediction, total, items = facts.prediction, facts.run_total, list[tuple[str, str]]()
+    if (flops := facts.run_flops) is not None:
+        items.append((format_power_of_ten(flops.model), f"FLOPs of the run, {_threshold_words(flops)}"))
     if prediction is None:
-        return []
+        return items
     seconds = prediction.step_seconds
-    items = [(format_seconds(seconds.expected), f"predicted step, {ends_words(seconds)}")]
+    timed = [(format_seconds(seconds.expected), f"predicted step, {ends_words(seconds)}")]
     if (rate := prediction.tokens_per_second_per_device) is not None:
-        items.append((format_count(rate), "tokens/s per device"))
-    items.append((share_of_peak(prediction.mfu), "MFU"))
+        timed.append((format_count(rate), f"{facts.batch_unit}/s per device"))
+    timed.append((share_of_peak(prediction.mfu), "MFU"))
     if total is not None:
-        words = f"{format_count(total.tokens)} tokens in {total.steps:,} steps, {ends_words(total.seconds)}"
-        items.append((format_seconds(total.seconds.expected), words))
+        read = f"{format_count(total.tokens)} {facts.batch_unit} in {total.steps:,} steps"
+        timed.append((format_seconds(total.seconds.expected), f"{read}, {ends_words(total.seconds)}"))
         if total.cost is not None:
             amount, _, words = cost_words(total).partition(" ")
-            items.append((amount, f"cost {words}"))
-    return items
+            timed.append((amount, f"cost {words}"))
+    return timed + items
 
 
 def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
@@ -317,7 +332,7 @@ def time_sections(
     if prediction.peak_flops_per_second:
         of_peak = f" of {format_rate(prediction.peak_flops_per_second, 'FLOP/s')}"
     mfu, hfu = share_of_peak(prediction.mfu), share_of_peak(prediction.hfu)
-    line = f"{_rate_words(prediction)}, MFU {mfu}, HFU {hfu}"
+    line = f"{_rate_words(prediction, facts.batch_unit)}, MFU {mfu}, HFU {hfu}"
     blocks: list[Block | None] = [
         Words(lead=interval_words(seconds, prediction.interval_reasons), text=line + of_peak)
     ]
@@ -329,7 +344,7 @@ def time_sections(
     if on_page:
         blocks += [time_bars(prediction), *schedule_blocks(lanes)]
         if facts.run_total is not None:
-            blocks.append(Words(text=f"The whole run: {run_words(facts.run_total)}."))
+            blocks.append(Words(text=f"The whole run: {run_words(facts.run_total, facts.batch_unit)}."))
             cost = cost_words(facts.run_total)
             blocks.append(Words(text=f"Cost: {cost}.") if cost else None)
     blocks += [_slice_table(prediction), Words(text=prediction.basis, tone="faint")]
@@ -407,10 +422,22 @@ def interval_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
     return f"{format_seconds(seconds.expected)} ({ends_words(seconds, reasons)})"
 
 
-def run_words(total: RunTotal) -> str:
+def run_words(total: RunTotal, unit: str) -> str:
     """Return "15B tokens in 3,577 steps take 2.58 days (between 2.05 days and 3.09 days)"."""
-    tokens = f"{format_count(total.tokens)} tokens in {total.steps:,} steps"
-    return f"{tokens} take {interval_words(total.seconds)}"
+    read = f"{format_count(total.tokens)} {unit} in {total.steps:,} steps"
+    return f"{read} take {interval_words(total.seconds)}"
+
+
+def run_flops_words(flops: RunFlops) -> str:
+    """Return "3.19e23 (6ND 3.14e23), 0.32 % of the reporting threshold 1e26"."""
+    rule = "" if flops.rule_6nd is None else f" (6ND {format_power_of_ten(flops.rule_6nd)})"
+    return f"{format_power_of_ten(flops.model)}{rule}, {_threshold_words(flops)}"
+
+
+def _threshold_words(flops: RunFlops) -> str:
+    share = 100 * flops.share_of_threshold
+    of = f"{share:.2g} %" if share < 10 else f"{share:,.0f} %"
+    return f"{of if share >= LEAST_PERCENT else 'under 0.01 %'} of the reporting threshold 1e26"
 
 
 def cost_words(total: RunTotal) -> str:

@@ -252,8 +252,14 @@ def _devices(match: re.Match[str], known: Surroundings) -> Explanation:
         return f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices ({ids[0]} to {ids[-1]})"
 
     first, second = (f"{match[n]} on {place(match[n + 1])} ({match[n + 2]})" for n in (1, 4))
+    what = f"the arrays of one program are on different devices: {first}, {second}"
+    if not known.axes:
+        return what, (
+            "copy one to where the other is: jax.device_put(y, x.sharding); or place both on one mesh: "
+            "jax.device_put((x, y), NamedSharding(mesh, P()))"
+        )
     return (
-        f"the arrays of one program are on different devices: {first}, {second}",
+        what,
         f"place both on the mesh that the function is given ({known.layout}): NamedSharding(mesh, ...); "
         "make no second mesh of other devices" + (f"; {ROWS_OF_ONE}" if known.num_processes > 1 else ""),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.compiler import USERS_FAILURES, find_function, needs
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import how_to_install
+from meshwright.shown import OneLine
 from meshwright.units import aligned, format_bytes, format_count, format_rate
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ class ModuleCount:
     saved_activation_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Account(OneLine):
     """The cost of one training step of a PyTorch module on one device.
 
     unknown: operations that may do arithmetic and have no rule, with their operands' shapes -> calls; their

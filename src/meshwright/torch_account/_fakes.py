@@ -10,6 +10,7 @@ import contextlib
 import copy
 import inspect
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,16 @@ def _check_module(module: Any) -> None:
             f"the parameters of {kind} are spread over a mesh already",
             hint="give the module as it is before, and the function that spreads it as parallelize",
         )
+    homes: dict[torch.device, str] = {}
+    for name, parameter in module.named_parameters():
+        homes.setdefault(parameter.device, name)
+    if len({device.type == "meta" for device in homes}) > 1:
+        found = " and ".join(f"{name} on {device}" for device, name in homes.items())
+        raise InputError(
+            f"the parameters of {kind} are on different devices, {found}: PyTorch refuses an operation on "
+            "two devices",
+            hint="account it whole on one: module.to('meta'), or make every part with the same device=",
+        )
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError(
             f"{kind} is compiled by TorchScript, which does not accept fake tensors",
@@ -139,6 +150,11 @@ KNOWN = (
         "give an optimizer that takes sharded parameters, such as torch.optim.AdamW",
     ),
     (
+        "Expected all tensors to be on the same device",
+        "two tensors of one operation are on different devices",
+        "copy one to where the other is: y.to(x.device); of a module, all parameters: module.to(device)",
+    ),
+    (
         "FlexAttention does not support backward on CPU",
         "flex attention has no gradients on a CPU",
         "name the GPUs: mw.weigh(module, ..., on='1xH100')",
@@ -184,7 +200,8 @@ def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hin
         )
     for words, said, do in KNOWN:
         if words in str(failed) and (said != UPDATED_TOGETHER or what == "the optimizer"):
-            return InputError(f"{place}: {said}", hint=do)
+            devices = re.search(r"at least two devices, (.+)!", str(failed))
+            return InputError(f"{place}: {said}{f', {devices[1]}' if devices else ''}", hint=do)
     return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from meshwright.hardware import Fleet
 from meshwright.hlo import Axes, axes_of
-from meshwright.ledger import Collective
+from meshwright.ledger import Collective, Message, crossing_bytes, domains_of
 from meshwright.units import format_bytes
 
 from ._records import RankMessage
@@ -137,7 +137,15 @@ def traffic_of(
         if message.kind not in KINDS.values():
             unpriced[f"{message.kind} of {format_bytes(message.payload_bytes)}, {message.phase}"] += 1
             continue
-        crosses = len({rank // fleet.chips_per_domain for rank in ranks}) > 1
+        domains, members = domains_of(ranks, fleet.chips_per_domain)
+        crosses = domains > 1
+        whole = Message(
+            kind=message.kind,
+            axes=message.axes,
+            group_size=message.group_size,
+            payload_bytes=message.payload_bytes,
+            wire_bytes=message.wire_bytes,
+        )
         link = fleet.between if crosses else fleet.inside
         where = "between" if crosses else "inside"
         key = (message.kind, message.axes, message.group_size, where)
@@ -153,5 +161,7 @@ def traffic_of(
             in_loop=False,
             link=where,
             link_name="" if link is None else link.name,
+            crossing_bytes=int(crossing_bytes(whole, domains, members))
+            + (before.crossing_bytes or 0 if before else 0),
         )
     return tuple(sorted(sums.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))), unpriced

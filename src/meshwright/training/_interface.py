@@ -19,7 +19,9 @@ from ..hardware import Fleet
 from ..reconciliation import Percentiles
 from ._run_folder import RunFolder
 
-RunPhase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
+RunPhase = Literal[
+    "start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "page", "end"
+]
 FIRST_TRACED, LAST_TRACED = 3, 5
 """The steps of a process that a trace holds: the first two still fill caches."""
 NoticeKind = Literal[
@@ -89,7 +91,7 @@ class StepDone:
     `loss`: in nats, of the parameters before the update. `metrics`: the model's other metrics of the batch
     ("accuracy"). `mfu`, `hfu`: model and executed FLOPs of the weighed program, divided by the step's seconds
     times the fleet's dense peak; None if the peak is unknown. `seconds_left`: of the remaining training
-    steps, at the median so far; evaluation is not counted.
+    steps, at the median so far; evaluation is not counted. `batch_unit`: what `tokens_per_second` counts.
     """
 
     step: int
@@ -102,6 +104,7 @@ class StepDone:
     mfu: float | None = None
     hfu: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    batch_unit: str = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +205,18 @@ class HasParameters(Protocol):
         ...
 
 
+class Page(Protocol):
+    """The page of a run, which is drawn again while the run is under way."""
+
+    def is_due(self) -> bool:
+        """Return whether it is time to draw it again."""
+        ...
+
+    def draw(self) -> None:
+        """Draw it from the run's files; must not raise."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """A run that `run_training` is to make: its arguments, checked and resolved.
@@ -214,6 +229,7 @@ class RunRequest:
     `profile`: the folder for a trace of a few steps by jax.profiler; None writes none.
     `times_kernels`: whether to time kernels on the GPU and to write the config's `autotune_results`, where
     that file is otherwise read.
+    `page`: drawn between two steps whenever it is due; its time is no step's.
     """
 
     config: RunConfig
@@ -229,3 +245,4 @@ class RunRequest:
     first_weights: HasParameters | None = None
     profile: Path | None = None
     times_kernels: bool = False
+    page: Page | None = None

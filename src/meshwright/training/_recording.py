@@ -324,6 +324,7 @@ class Recorder:
                 mfu=mfu,
                 hfu=hfu,
                 metrics=more,
+                batch_unit=self._request.config.batch_unit,
             )
         )
         spread = self.clock.spread()

@@ -188,6 +188,7 @@ def _ended(
         signal="" if loop.signal is None else signal.Signals(loop.signal).name,
         resumed_from=None if checkpoint is None else checkpoint.step,
         tokens_per_step=config.batch.tokens_per_step,
+        batch_unit=config.batch_unit,
         step_seconds=spread,
         compile_seconds=programs.compile_seconds,
         losses=recorder.losses,

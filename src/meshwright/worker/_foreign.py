@@ -33,9 +33,11 @@ from ..compiler import (
 from ..config import Problem, input_error
 from ..errors import InputError, nearest_name
 from ..hardware import Fleet
+from ..measure import leak_error, noting_leaks_in_threads
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
 from ._arguments import argument_paths
 from ._deviceless import callbacks_without_devices
+from ._live import refuse_leaks
 from ._shapes import held_as_shapes, unreplaced
 from ._stand_ins import as_the_fleet
 from ._traced import count_traced
@@ -253,11 +255,19 @@ def lower_foreign(
     """
     paths = argument_paths(step, arguments, keywords)
     shapes = _shapes(paths, jax.tree.leaves((arguments, keywords)))
+    who, noted = f"the step that {request.function} returned", list[Exception]()
     try:
-        with unreplaced(), callbacks_without_devices():
-            traced = step.trace(*arguments, **keywords)
-            return traced, traced.lower(lowering_platforms=(request.platform,))
+        with unreplaced():
+            with noting_leaks_in_threads() as noted:
+                traced = step.trace(*arguments, **keywords)
+            refuse_leaks(traced, noted, who)
+            with callbacks_without_devices():
+                return traced, traced.lower(lowering_platforms=(request.platform,))
+    except InputError:
+        raise
     except USERS_FAILURES as failed:
+        if noted:
+            raise leak_error(noted[0], who) from failed
         known = _known(request, shapes)
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
 
@@ -300,6 +310,8 @@ def _step_failed(request: Request, failed: BaseException, known: Surroundings, g
 
 def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) -> InputError:
     """Translate JAX's error about a sharding. Return any other error as it is, with `hint`."""
+    if isinstance(failed, jax.errors.UnexpectedTracerError):
+        return leak_error(failed, f"{what.removesuffix(' failed')} {place_of(failed, JAX)}".rstrip())
     translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)
 

@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.backend import get_compile_options
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..extras import how_to_install
+from ..measure import leak_error, noting_leaks_in_threads, refuse_leaked
 from ..records import EXACT, read_record
 from ..sharding import axes_of
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
@@ -97,16 +98,25 @@ def lowered_call(
     Raises:
         InputError: the call fails while it is traced or lowered.
     """
+    who, noted = f"the call of {_name(step)}", list[Exception]()
     try:
+        refuse_leaked(jax.tree.leaves((tuple(args), dict(kwargs))), who)
+        _refuse_two_devices(args, kwargs, argument_paths(plain(step), args, kwargs))
         # Equations keep the devices that they are traced for.
         with devices_of_kind(device_kind, platform), libraries_of_plugin(platform):
-            traced, paths = _traced(step, args, kwargs)
+            with noting_leaks_in_threads() as noted:
+                traced, paths = _traced(step, args, kwargs)
+            refuse_leaks(traced, noted, who)
             named = variables_of_nnx(args, kwargs, paths, traced.jaxpr.jaxpr.invars)
             roles = {path: role for path, role in named.values() if role}
             roles |= roles_of_classes(args, kwargs, argument_paths(plain(step), args, kwargs))
             paths = [named[path][0] if path in named else path for path in paths]
             return lowered_text(traced, paths, platform, roles)
+    except InputError:
+        raise
     except Exception as failed:
+        if leaks := [e for e in (failed, *noted) if isinstance(e, jax.errors.UnexpectedTracerError)]:
+            raise leak_error(leaks[0], who) from failed
         hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
         if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
             hint = (
@@ -125,7 +135,7 @@ def lowered_call(
                 f"{how_to_install('cuda')}"
             )
         raise InputError(
-            f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
+            f"{who} failed while it was traced: {type(failed).__name__}: {failed}",
             hint=hint,
         ) from failed
 
@@ -249,6 +259,34 @@ def _traced(
     if donated := _donated(traced.jaxpr.jaxpr):
         traced = jax.jit(outer, donate_argnums=donated).trace(*shapes)
     return traced, names
+
+
+def _refuse_two_devices(args: Sequence[Any], kwargs: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """Raise if arguments were placed on different single devices: JAX runs no program on them."""
+    homes: dict[Any, str] = {}
+    for path, leaf in zip(paths, jax.tree.leaves((tuple(args), dict(kwargs))), strict=True):
+        is_placed = isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)
+        if is_placed and isinstance(leaf.sharding, SingleDeviceSharding):
+            homes.setdefault(next(iter(leaf.sharding.device_set)), path)
+    if len(homes) > 1:
+        found = ", ".join(
+            f"{path} on device {device.id} ({device.platform})" for device, path in homes.items()
+        )
+        raise InputError(
+            f"the arrays of one program are on different devices: {found}",
+            hint="copy one to where the other is: jax.device_put(y, x.sharding); or place both on one mesh: "
+            "jax.device_put((x, y), NamedSharding(mesh, P()))",
+        )
+
+
+def refuse_leaks(traced: Any, in_threads: Sequence[Exception], who: str) -> None:
+    """Raise if a function that was traced closes over a leaked value, or a thread that it started used one.
+
+    JAX does not make public what it closes over; both releases of jax that we know have `_consts`.
+    """
+    if in_threads:
+        raise leak_error(in_threads[0], who) from in_threads[0]
+    refuse_leaked(getattr(traced, "_consts", ()), who)
 
 
 def _can_be_described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..children import end_after, guard, spoiled
 from ..compiler import (
@@ -39,6 +39,7 @@ from ..compiler import (
     where,
 )
 from ..errors import InputError, MeshwrightError
+from ..measure import leak_error
 from ._main import set_environment
 
 if TYPE_CHECKING:
@@ -176,11 +177,15 @@ def _run_as_main(request: ScriptRequest) -> str:
     except SystemExit as left:
         return "" if not left.code else f"it ended with exit status {left.code}"
     except BaseException as failed:
-        traceback.print_exc()
         places = [
             _place(frame) for frame in traceback.extract_tb(failed.__traceback__) if _is_users(frame.filename)
         ]
         where = f" at {places[-1]}" if places else ""
+        if type(failed).__name__ == "UnexpectedTracerError":  # JAX's text of 14 lines names frames of ours
+            words = leak_error(cast("Exception", failed), places[-1] if places else "").message
+            sys.stderr.write(f"{words}\n")
+            return words
+        traceback.print_exc()
         return f"{type(failed).__name__}{where}: {str(failed)[:400]}"
     return ""
 

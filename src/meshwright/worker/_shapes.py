@@ -35,7 +35,8 @@ from ..errors import InputError
 PRIVATE = {
     "jax._src.core": (
         "EvalTrace.process_primitive", "EvalTrace.process_shard_map", "ShapedArray", "Tracer",
-        "check_eval_args", "eval_jaxpr", "eval_trace", "set_current_trace", "shaped_abstractify",
+        "check_eval_args", "escaped_tracer_error", "eval_jaxpr", "eval_trace", "set_current_trace",
+        "shaped_abstractify",
     ),
     "jax._src.dispatch": ("_batched_device_put_impl", "update_dp_aval"),
     "jax._src.pjit": ("_pjit_call_impl_python", "convert_to_metaty"),
@@ -328,6 +329,7 @@ def _check(original: Any, args: Any) -> None:
 
 def _process(original: Any, trace: Any, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
     """Evaluate one operation outside `jit`, in place of `EvalTrace.process_primitive`."""
+    _refuse_leaked(args)
     with core.set_current_trace(trace):
         if primitive.name in CALLS:
             return call(args, params)
@@ -447,8 +449,16 @@ def _moved(name: str, array: Any, place: NamedSharding, out: Any, params: dict[s
     )
 
 
+def _refuse_leaked(args: Sequence[Any]) -> None:
+    """Raise JAX's error if an operation outside `jit` gets a traced value, as JAX itself does."""
+    for value in args:
+        if isinstance(value, TRACER) and not isinstance(value, ShapeTracer):
+            raise core.escaped_tracer_error(value)
+
+
 def call(args: Sequence[Any], params: dict[str, Any], *, runs: bool = True) -> list[Any]:
     """Return the results of a jitted call. One with matrix products does not run, nor one without `runs`."""
+    _refuse_leaked(args)
     closed = params["jaxpr"]
     _check_devices(args, params["name"], closed.jaxpr.debug_info)
     if not _watch.called(args, params) and runs:

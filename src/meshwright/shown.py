@@ -1,0 +1,94 @@
+"""Show a result: `print` writes its text, `repr` is one line, a notebook shows its HTML page.
+
+`report`, a higher package, makes text and page; `api` registers its functions with `render_with`.
+
+Imports: `errors`. Used by: `results`, `api`, and the packages whose records print as a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+_renderers: dict[str, Callable[[Any], str]] = {}
+
+
+def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
+    """Register the functions that make a result's terminal text and its HTML page."""
+    _renderers.update(text=text, page=page)
+
+
+def _renderer(kind: str) -> Callable[[Any], str]:
+    if not _renderers:  # the result was made without `api`, as `probe` makes its own
+        from importlib import import_module
+
+        import_module("meshwright.api")
+    return _renderers[kind]
+
+
+class OneLine:
+    """A result whose `repr` is one line: a list of results, or the value of a cell, stays readable.
+
+    A dataclass must be declared with `repr=False`, or it writes its own.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.line}>"
+
+    @property
+    def line(self) -> str:
+        """The result in one line: by default the first of its text."""
+        return str(self).strip().partition("\n")[0].strip()
+
+
+class Shown(OneLine):
+    """A result that prints as its report."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result in JSON's types, as the command's `--json` prints it."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """Return the result as JSON text, as the command's `--json` prints it."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the result as one HTML page that needs no other file, and write it to `path` if given.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        page = _renderer("page")(self)
+        if path is not None:
+            write_result(Path(path), page)
+        return page
+
+    def __str__(self) -> str:
+        return _renderer("text")(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate.
+
+        There it takes the whole width of the cell's output.
+        """
+        from html import escape
+
+        page = self.to_html().replace("<body>", "<body class=framed>", 1)
+        return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(page)}"></iframe>'
+
+
+def write_result(path: Path, text: str) -> None:
+    """Write a text that the user asked for.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as refused:
+        hint = "name a file in a folder that exists and can be written"
+        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
