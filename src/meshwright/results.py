@@ -659,9 +659,13 @@ class FleetPlans(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """The event that a weighing, or the preparation of a run, began a phase: "tracing", "compiling"."""
+    """The event that a weighing, or the preparation of a run, began a phase: "tracing", "compiling".
+
+    `of`: what is prepared.
+    """
 
     name: str
+    of: str = "weighing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

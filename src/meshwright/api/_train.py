@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +22,9 @@ from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
 from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
+from ._own_data import NOTHING_TO_LEARN, config_with_data, holds_nothing, opened_data
 from ._reconcile import add_to_history
-from ._weigh import config_to_run, fleet_of, resolved, weigh_resolved
+from ._weigh import fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
     from ..config import Layout
@@ -43,6 +44,7 @@ def train(
     on: str = "local",
     layout: str | None = None,
     overrides: Overrides = (),
+    data: str | Path | None = None,
     steps: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -63,6 +65,9 @@ def train(
     Args:
         config: as for `weigh`; a resumed run uses its own config by default.
         on: the attached devices ("local") or simulated ones ("8xCPU").
+        data: what to train on: a text, `.jsonl` or `.parquet` file, token files, or a folder of one of these.
+            Texts are tokenized first, and their tokens kept in the cache. Settings of the section `data` in
+            `overrides` go before what is found. By default the config's own data.
         steps: of the whole run; the config's own by default.
         folder: for the run's files; runs/NAME-TIME by default. The report is report.html in it.
         resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
@@ -93,7 +98,9 @@ def train(
     peers = processes_of_this_run()
     if config is None and begin_from is not None:
         config = str(begin_from)
-    run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+    config = _config_to_train(config, folder, resume)
+    run, notes = config_with_data("train", config, data, overrides, layout, begin_from)
+    run = trainable(run, steps)
     name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
@@ -105,6 +112,8 @@ def train(
         fleet = fleet_of(on)
         run, mesh = resolved(run, fleet)
         devices = devices_of(fleet, mesh)
+        dataset = opened_data(peers, run, on_event)
+        _say_of_data(notes, run, on_event)
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.make()
@@ -118,6 +127,7 @@ def train(
             layout=mesh,
             devices=devices,
             folder=held,
+            dataset=dataset,
             steps=num_steps,
             flops=_step_flops(weighing),
             about={"ledger": weighing.ledger.to_dict()},
@@ -163,25 +173,27 @@ def new_folder(name: str) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def _config_to_train(
-    config: str | RunConfig | None,
-    overrides: Overrides,
-    layout: str | None,
-    folder: Path | None,
-    resume: bool,
-) -> RunConfig:
+def _config_to_train(config: str | RunConfig | None, folder: Path | None, resume: bool) -> str | RunConfig:
     """Return the requested config, or the config of the run to resume."""
     if resume and folder is None:
         raise InputError("no run to resume is named", hint="name its folder: --folder runs/NAME --resume")
-    if config is None:
-        if not resume or folder is None:
-            raise InputError(
-                "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
-            )
-        from ..training import config_of
+    if config is not None:
+        return config
+    if not resume or folder is None:
+        raise InputError(
+            "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
+        )
+    from ..training import config_of
 
-        config = config_of(folder)
-    return config_to_run("train", config, overrides, layout)
+    return config_of(folder)
+
+
+def _say_of_data(notes: Sequence[str], run: RunConfig, on_event: Callable[[Event], None]) -> None:
+    """Report what was decided about a run's data, and that random tokens hold nothing to learn."""
+    from ..training import Noticed
+
+    for words in (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ())):
+        on_event(Noticed(step=0, kind="data", message=words, hint=""))
 
 
 def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:

@@ -189,7 +189,7 @@ def bar_state(event: Event) -> dict[str, Any]:
 
     match event:
         case Phase():
-            return {"description": f"weighing: {event.name}"}
+            return {"description": f"{event.of}: {event.name}"}
         case Started():
             return {"description": f"compiling {event.name} for {event.num_devices} x {event.device_kind}"}
         case StepCompiled():

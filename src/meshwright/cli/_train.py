@@ -81,6 +81,15 @@ RestartsOption = Annotated[
 ]
 
 
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="What to train on: text, .jsonl, .parquet, token files, or a folder of one of these.",
+        show_default="the config's",
+    ),
+]
 ProcessesOption = Annotated[
     int | None,
     typer.Option(
@@ -95,6 +104,7 @@ ProcessesOption = Annotated[
 
 def train(
     config: OptionalConfig = None,
+    data: DataOption = None,
     on: OnOption = "local",
     layout: LayoutOption = None,
     steps: StepsOption = None,
@@ -137,6 +147,7 @@ def train(
             run = run_train(
                 config,
                 **where,
+                data=data,
                 overrides=with_lora(overrides, lora),
                 steps=steps,
                 resume=resume,

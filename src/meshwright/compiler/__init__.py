@@ -1,7 +1,7 @@
 """Compile a program for a fleet that may not exist: the request, the worker, the record and the cache.
 
-Imports: `children`, `errors`. jax is imported only in the worker process. Used by: `ledger`, `predict`,
-`planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
+Imports: `children`, `errors`. jax is imported only in the worker process. Used by: `data`, `ledger`,
+`predict`, `planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
 """
 
 from ._cache import cache_root as cache_root
@@ -9,6 +9,7 @@ from ._cache import is_compiled as is_compiled
 from ._cache import keep_beside as keep_beside
 from ._cache import keep_executables as keep_executables
 from ._cache import kept_beside as kept_beside
+from ._cache import limit_bytes as limit_bytes
 from ._cache import writing_cache as writing_cache
 from ._fingerprint import fingerprint_of as fingerprint_of
 from ._functions import USERS_FAILURES as USERS_FAILURES

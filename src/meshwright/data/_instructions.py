@@ -165,13 +165,7 @@ def open_codec(name: str) -> Codec:
     folder = Path(name)
     tokenizer = open_tokenizer(str(folder / "tokenizer.json"))
     path = folder / "tokenizer_config.json"
-    try:
-        settings = json.loads(path.read_text("utf-8"))
-        special = {key: _token(settings[key]) for key in settings if key.endswith("_token") and settings[key]}
-    except (OSError, ValueError, AttributeError, TypeError) as broken:
-        raise InputError(
-            f"{path} cannot be read: {broken}", hint="name the folder of a model with its tokenizer"
-        ) from broken
+    settings, special = _settings_of(path)
     if "eos_token" not in special:
         raise InputError(
             f"{path} names no eos_token, which ends an answer", hint="set it there, as the model was trained"
@@ -180,6 +174,37 @@ def open_codec(name: str) -> Codec:
     return Codec(
         name=name, tokenizer=tokenizer, template=template, end=tokenizer.end_of_document(special["eos_token"])
     )
+
+
+def end_token(name: str) -> str | None:
+    """Return the token that ends a text, or its id as text: 256 with bytes; None if no file beside says it.
+
+    Args:
+        name: "bytes", a `tokenizer.json` or its folder.
+
+    Raises:
+        InputError: the settings beside the tokenizer cannot be read.
+    """
+    if name == BYTES:
+        return str(NUM_BYTES)
+    path = (Path(name) if Path(name).is_dir() else Path(name).parent) / "tokenizer_config.json"
+    return _settings_of(path)[1].get("eos_token") if path.is_file() else None
+
+
+def _settings_of(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a tokenizer, and its special tokens by name.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        settings = json.loads(path.read_text("utf-8"))
+        special = {key: _token(settings[key]) for key in settings if key.endswith("_token") and settings[key]}
+    except (OSError, ValueError, AttributeError, TypeError) as broken:
+        raise InputError(
+            f"{path} cannot be read: {broken}", hint="name the folder of a model with its tokenizer"
+        ) from broken
+    return settings, special
 
 
 def _token(value: Any) -> str:
