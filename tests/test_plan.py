@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.api._known_plans import remember, remembered
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet
-from meshwright.results import PlanProgress
+from meshwright.planned import PlanProgress
 
 RUN = {"model.num_layers": 1}  # compiles in two thirds of the time of its two layers
 FIXED = ["offload=none", "pipeline=1f1b", "inner=tensor"]

@@ -19,7 +19,7 @@ from ..config import AXES, Overrides, RunConfig, load_config, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..measure import measured_runs_for
-from ..results import Plan
+from ..planned import Plan
 
 SEARCHED = (
     *("layout", "layer_loop", "remat", "zero1", "offload", "pipeline", "pipeline_chunks"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Overrides, RunConfig, SyntheticData, TextData, override_pairs
+from ..config import Overrides, RunConfig, TextData, override_pairs
 from ..data import Dataset, MixedWindows, TokenWindows, open_data, own_data
 from ..results import Phase
 from ..units import format_bytes
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TOKENIZER = "data.tokenizer"
 LARGE_BYTES = 2**26  # of texts, from which the progress of tokenizing is reported
-NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
 
 
 def config_with_data(
@@ -74,8 +73,3 @@ def opened_data(peers: Alone, run: RunConfig, on_event: Callable[[Phase], None])
     if isinstance(dataset, TokenWindows | MixedWindows):
         dataset.batch(0, "train")
     return dataset
-
-
-def holds_nothing(run: RunConfig) -> bool:
-    """Return whether a run reads random tokens."""
-    return isinstance(run.data, SyntheticData) and run.model.takes == "sequences"

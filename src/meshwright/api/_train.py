@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Overrides, RunConfig, trainable
+from ..config import Overrides, RunConfig, holds_nothing, trainable
 from ..errors import DeviceMemoryError, InputError, MeshwrightError
 from ..extras import check_installed
 from ..measure import doubt_calibration, measured_runs_for
@@ -22,7 +22,7 @@ from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
 from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
-from ._own_data import NOTHING_TO_LEARN, config_with_data, holds_nothing, opened_data
+from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
 from ._weigh import fleet_of, resolved, weigh_resolved
 
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from ..config import Layout
     from ..hardware import Fleet
     from ..launch import Alone
-    from ..training import Event, RunFolder, RunRequest, StepFlops
+    from ..training import Event, FirstWeights, RunFolder, RunRequest, StepFlops
 
 REPORT = "report.html"
+NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
 PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
 REPORT_SECONDS = 60.0  # between pages: drawing one takes up to a second, so they cost about 1 %
@@ -98,8 +99,8 @@ def train(
     peers = processes_of_this_run()
     if config is None and begin_from is not None:
         config = str(begin_from)
-    config = _config_to_train(config, folder, resume)
-    run, notes = config_with_data("train", config, data, overrides, layout, begin_from)
+    named = _config_to_train(config, folder, resume)
+    run, notes = config_with_data("train", named, data, overrides, layout, begin_from)
     run = trainable(run, steps)
     name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
@@ -113,13 +114,11 @@ def train(
         run, mesh = resolved(run, fleet)
         devices = devices_of(fleet, mesh)
         dataset = opened_data(peers, run, on_event)
-        _say_of_data(notes, run, on_event)
+        _say_of_data((*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ())), on_event)
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.make()
-        num_steps = steps or run.steps
-        assert num_steps is not None, "a trainable run has steps"
-        times_kernels = _times_kernels(peers, run, fleet)
+        num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
         weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
         request = RunRequest(
             config=run,
@@ -131,11 +130,7 @@ def train(
             steps=num_steps,
             flops=_step_flops(weighing),
             about={"ledger": weighing.ledger.to_dict()},
-            documents={
-                "config.json": run.model_dump_json(indent=1),
-                "weighing.json": json.dumps(weighing.to_dict(), indent=1),
-                **({} if first is None else {"base.json": first.base.as_json()}),
-            },
+            documents=_documents(run, weighing, first),
             on_event=_listener(held, weighing, on_event),
             first_weights=first,
             profile=None if profile is None else Path(profile),
@@ -188,11 +183,20 @@ def _config_to_train(config: str | RunConfig | None, folder: Path | None, resume
     return config_of(folder)
 
 
-def _say_of_data(notes: Sequence[str], run: RunConfig, on_event: Callable[[Event], None]) -> None:
-    """Report what was decided about a run's data, and that random tokens hold nothing to learn."""
+def _documents(run: RunConfig, weighing: Weighing, first: FirstWeights | None) -> dict[str, str]:
+    """Return the texts that a run's folder holds from its beginning, by name."""
+    return {
+        "config.json": run.model_dump_json(indent=1),
+        "weighing.json": json.dumps(weighing.to_dict(), indent=1),
+        **({} if first is None else {"base.json": first.base.as_json()}),
+    }
+
+
+def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> None:
+    """Report what was decided about a run's data."""
     from ..training import Noticed
 
-    for words in (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ())):
+    for words in notes:
         on_event(Noticed(step=0, kind="data", message=words, hint=""))
 
 

@@ -143,18 +143,10 @@ def train(
                 stopped.event(event)
                 on_event(event)
 
-            where = {"on": on, "layout": layout, "folder": folder, "profile": profile}
-            run = run_train(
-                config,
-                **where,
-                data=data,
-                overrides=with_lora(overrides, lora),
-                steps=steps,
-                resume=resume,
-                discard_steps=discard_steps,
-                begin_from=begin_from,
-                on_event=listen,
-            )
+            where = {"on": on, "layout": layout, "folder": folder, "profile": profile, "data": data}
+            how = {"steps": steps, "resume": resume, "discard_steps": discard_steps}
+            how |= {"begin_from": begin_from, "on_event": listen}
+            run = run_train(config, overrides=with_lora(overrides, lora), **where, **how)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         stopped.say()
         raise

@@ -53,6 +53,7 @@ from ._run import QUESTION as QUESTION
 from ._run import STATUS_FILE as STATUS_FILE
 from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program
+from ._run import compiling_until as compiling_until
 from ._run import declared_by as declared_by
 from ._run import warm_workers as warm_workers
 from ._scripts import Candidate as Candidate

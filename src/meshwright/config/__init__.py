@@ -58,6 +58,7 @@ from ._optimizers import MuonOptimizer as MuonOptimizer
 from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
+from ._optimizers import schedule_problems as schedule_problems
 from ._published import published_config as published_config
 from ._published import published_id as published_id
 from ._published import published_ids as published_ids
@@ -88,5 +89,6 @@ from ._run import SyntheticData as SyntheticData
 from ._run import TextData as TextData
 from ._run import TokenFileData as TokenFileData
 from ._run import TokenFormat as TokenFormat
+from ._run import holds_nothing as holds_nothing
 from ._transformer import TransformerModel as TransformerModel
 from ._transformer import block_policies as block_policies

@@ -654,3 +654,8 @@ class RunConfig(Section):
 def _default_remat(data: dict[str, Any]) -> str:
     """Return the default rematerialisation: keep products and attention, if the model has blocks."""
     return "dots-attention" if data["model"].has_blocks else "none"
+
+
+def holds_nothing(run: RunConfig) -> bool:
+    """Return whether a run reads random tokens, which no model can learn to predict."""
+    return isinstance(run.data, SyntheticData) and run.model.takes == "sequences"

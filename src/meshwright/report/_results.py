@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshwright.hardware import Calibration
+from meshwright.planned import FleetPlans, Plan
 from meshwright.reconciliation import Calibrated, History, Measurement, Reconciliation
 from meshwright.reconciliation import Row as ComparedRow
-from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, TorchWeighing, Weighing
+from meshwright.results import Changes, Run, Sweep, SweepRun, TorchWeighing, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 

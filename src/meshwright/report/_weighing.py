@@ -129,13 +129,20 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
     rest = f"{format_bytes(abs(spare))} ({percent(abs(spare), memory.usable_bytes)})"
     if spare >= 0:
-        return [*lines, Words(text=f"FITS: {gives}, {rest} to spare", tone="good")]
+        return [*lines, Words(text=f"FITS: {fitting_words(needed, memory.usable_bytes)}", tone="good")]
     if memory.is_upper_bound:
         return [
             *lines,
             Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all", tone="open"),
         ]
     return [*lines, Words(text=f"DOES NOT FIT: {gives}, {rest} too much", tone="bad")]
+
+
+def fitting_words(needed_bytes: int, usable_bytes: int) -> str:
+    """Return what a device needs of what it has, and what it has to spare, as `weigh` and `plan` say it."""
+    spare = usable_bytes - needed_bytes
+    gives = f"{format_bytes(needed_bytes)} of {format_bytes(usable_bytes)} per device"
+    return f"{gives}, {format_bytes(spare)} ({percent(spare, usable_bytes)}) to spare"
 
 
 def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
