@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .config import RunConfig, commented_toml, holds_nothing
+from .config import RunConfig, commented_toml, holds_nothing, overridden
 from .errors import InputError
 from .hardware import Fleet
 from .predict import Interval, Prediction
@@ -86,9 +86,10 @@ class Plan(Shown):
     estimate. `removed`: what was left out, by rule. `num_open`: candidates that neither a bound removed nor
     anyone compiled. `candidates`: compiled or failed, in that order of time; the last may be an earlier one
     without its loop over layers. `best`: the weighing of the fastest that fits. `ended`: why the search
-    ended. `price`: where the price of a device-hour comes from, if it was not given. `notes`: what of the run
-    had to change, in words. `suggestions`: where nothing fits, changes after which one does. `smaller`:
-    smaller fleets, if asked for, each with why not.
+    ended. `price`: where the price of a device-hour comes from, if it was not given. `of_tokens`: the steps
+    of the tokens that were asked for, and what else of the run must then change, with `notes` in words.
+    `suggestions`: where nothing fits, changes after which one does. `smaller`: smaller fleets, if asked for,
+    each with why not.
     """
 
     config: RunConfig | str
@@ -102,6 +103,7 @@ class Plan(Shown):
     ended: str
     seconds: float
     price: str = ""
+    of_tokens: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     notes: tuple[str, ...] = ()
     suggestions: tuple[Change, ...] = ()
     smaller: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
@@ -185,6 +187,8 @@ class Plan(Shown):
     def to_toml(self) -> str:
         """Return the run with the winner's layout and settings, as a file that `train` runs.
 
+        It has the steps of the tokens that were asked for, and only what differs from the defaults.
+
         Raises:
             InputError: nothing fits, or the plan is of a function.
         """
@@ -197,12 +201,13 @@ class Plan(Shown):
             raise InputError(
                 f"no candidate of {self.name} fits {self.fleet.name}", hint="plan for more devices"
             )
+        run = overridden(self.best.config, self.of_tokens)
         about = [f"Planned by meshwright for {self.fleet.name}: {self.ended}.", *self.notes]
-        if holds_nothing(self.best.config):
+        if holds_nothing(run):
             about.append("It reads random tokens: `meshwright train FILE --data PATH` names your own.")
-        if self.best.config.steps is None:
+        if run.steps is None:
             about.append("It has no steps: `meshwright train FILE --steps 1000` says when it ends.")
-        return commented_toml(self.best.config, about="\n".join(about), changed_only=True)
+        return commented_toml(run, about="\n".join(about), changed_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints; docs/planning.md explains its fields."""

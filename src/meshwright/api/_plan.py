@@ -47,7 +47,7 @@ from ..results import Change, ignore
 from ..torch_account import is_torch_module
 from ._candidates import CandidateRunner, FunctionPrograms, RunPrograms, end_of, usual_workers
 from ._known_plans import remember
-from ._planned_run import run_of_tokens
+from ._planned_run import changes_for_tokens
 from ._torch import is_torch_function
 from ._weigh import config_of_run, fleet_of, knobs_of, request_of, totals_of
 
@@ -265,12 +265,12 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
     if run is None:
         plan_of = _plan_of_function if asked.as_ is None else _plan_of_module
         return dataclasses.replace(plan_of(asked, fleet), price=price)
-    run, notes = run_of_tokens(run, asked.tokens)
+    of_tokens, notes = changes_for_tokens(run, asked.tokens)
     if run.batch.sequences_per_replica is not None:
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
     knobs = _knobs(run, fleet, asked)
     space = _legal_space(run, fleet, knobs)
-    runner = _runner_of(run, fleet, space, run.steps, asked)
+    runner = _runner_of(run, fleet, space, of_tokens.get("steps", run.steps), asked)
     if least_hope and runner.search.probability_of_fitting().max() < least_hope:
         return runner.plan("no candidate is likely to fit")
     own = _own_row(run, fleet, space)
@@ -281,7 +281,7 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
             runner.unroll_best(own)
         except KeyboardInterrupt:
             ended = STOPPED
-    made = dataclasses.replace(runner.plan(ended), price=price, notes=notes)
+    made = dataclasses.replace(runner.plan(ended), price=price, of_tokens=of_tokens, notes=notes)
     if made.winner is not None:
         remember(made)
     elif runner.planned and not made.interrupted and not least_hope:

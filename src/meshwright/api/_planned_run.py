@@ -15,21 +15,23 @@ from ._own_data import config_with_data
 PARTS = 10  # of the steps; a phase of the schedule that does not fit into them gets one
 
 
-def run_of_tokens(run: RunConfig, tokens: float | str | None) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the run with the steps that read so many tokens, and what else had to change, in words.
+def changes_for_tokens(run: RunConfig, tokens: float | str | None) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the overrides with which a run reads so many tokens, and in words what else than steps changes.
 
-    A warm-up or a decay that is longer than the steps becomes a tenth of them.
+    A warm-up or a decay that is longer than the steps becomes a tenth of them. None of it changes a byte or a
+    FLOP of one step.
 
     >>> from meshwright.config import load_config
-    >>> run, notes = run_of_tokens(load_config("llama3-8b"), "15B")
-    >>> run.steps, notes
-    (3577, ('schedule.warmup_steps is 357, not 8,000: a tenth of the 3,577 steps of 15B tokens',))
+    >>> changes, notes = changes_for_tokens(load_config("llama3-8b"), "15B")
+    >>> changes
+    {'steps': 3577, 'schedule.warmup_steps': 357}
+    >>> notes[0]
+    'schedule.warmup_steps is 357, not 8,000: a tenth of the 3,577 steps of 15B tokens'
     """
     if tokens is None:
-        return run, ()
+        return {}, ()
     steps = steps_for(tokens, run.batch.tokens_per_step)
-    changes: dict[str, int] = {}
-    notes: list[str] = []
+    changes, notes = {"steps": steps}, list[str]()
     for key, least in (
         (("warmup_steps", 0), ("decay_steps", 1)) if schedule_problems(run.schedule, steps) else ()
     ):
@@ -39,7 +41,7 @@ def run_of_tokens(run: RunConfig, tokens: float | str | None) -> tuple[RunConfig
             changes[f"schedule.{key}"] = fitting
             words = f"schedule.{key} is {fitting:,}, not {length:,}"
             notes.append(f"{words}: a tenth of the {steps:,} steps of {tokens} tokens")
-    return overridden(run, {"steps": steps, **changes}), tuple(notes)
+    return changes, tuple(notes)
 
 
 def run_to_write(
@@ -51,7 +53,7 @@ def run_to_write(
         InputError: as `config_with_data`; or a job is to run it, and nothing says its steps or its data.
     """
     run, notes = config_with_data("plan", config, data, overrides, None)
-    planned, _ = run_of_tokens(run, tokens)
+    planned = overridden(run, changes_for_tokens(run, tokens)[0])
     if for_job and planned.steps is None:
         raise InputError(
             f"{run.name} has no steps: nothing says when the job ends",

@@ -259,6 +259,7 @@ def _more(made: Plan, toml: Path | None, html: Path | None, config: str) -> str:
     from meshwright.config import RunConfig, holds_nothing
 
     run = made.config
-    missing = [] if not isinstance(run, RunConfig) or run.steps is not None else ["--steps 1000"]
+    has_steps = not isinstance(run, RunConfig) or run.steps is not None or "steps" in made.of_tokens
+    missing = [] if has_steps else ["--steps 1000"]
     missing += ["--data PATH"] if isinstance(run, RunConfig) and holds_nothing(run) else []
     return " ".join([*words, "Train it:", *(f"meshwright train {toml}", *missing)])

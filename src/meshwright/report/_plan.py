@@ -312,6 +312,8 @@ def _searched(plan: Plan) -> Iterator[Words]:
         text=f"{considered} in {format_seconds(plan.seconds)}: {compiled} compiled{from_cache}"
         f"{in_two_ways}, {failed} failed, {plan.num_open:,} not tried: {plan.ended}."
     )
+    for note in plan.notes:
+        yield Words(text=f"In the run that --toml writes, {note}.", tone="faint")
     if plan.removed:
         listed = sorted(plan.removed.items(), key=lambda item: -item[1])
         yield Words(
