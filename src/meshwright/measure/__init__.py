@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._memory import bytes_on as bytes_on
     from ._memory import live as live
     from ._memory import memory as memory
+    from ._timing import WARM_UP_STEPS as WARM_UP_STEPS
     from ._timing import MatmulMFU as MatmulMFU
     from ._timing import StepClock as StepClock
     from ._timing import Timing as Timing

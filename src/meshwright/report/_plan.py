@@ -34,6 +34,8 @@ from ._model import (
 )
 from ._schedule import schedule_lanes
 from ._weighing import (
+    LISTED,
+    YOURS,
     cost_words,
     fitting_words,
     interval_words,
@@ -143,7 +145,7 @@ def _verdict(plan: Plan) -> Iterator[Words]:
     total = plan.best.run_total
     if total is not None:
         yield Words(lead="RUN: ", text=run_words(total))
-        if words := cost_words(total):
+        if words := cost_words(total, LISTED if plan.price else YOURS):
             yield Words(lead="COST: ", text=words)
         if plan.price:
             yield Words(text=f"  at a list price: {plan.price}", tone="faint")

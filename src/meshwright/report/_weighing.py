@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from meshwright.compiler import SIMULATED
 from meshwright.predict import Interval, Prediction, RunTotal
@@ -369,14 +370,18 @@ def _faster_sections(prediction: Prediction) -> tuple[ReportSection, ...]:
 
 
 def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
-    """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end."""
+    """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end.
+
+    Both ends have the unit of the expected time.
+    """
+    shown = partial(format_seconds, like=seconds.expected)
     if seconds.low is None:
         high = seconds.high
-        ends = "no interval" if high is None else f"at most {format_seconds(high)}, no lower end"
+        ends = "no interval" if high is None else f"at most {shown(high)}, no lower end"
     elif seconds.high is None:
-        ends = f"at least {format_seconds(seconds.low)}, no upper end"
+        ends = f"at least {shown(seconds.low)}, no upper end"
     else:
-        ends = f"between {format_seconds(seconds.low)} and {format_seconds(seconds.high)}"
+        ends = f"between {shown(seconds.low)} and {shown(seconds.high)}"
     return f"{ends}: {'; '.join(reasons)}" if reasons else ends
 
 
@@ -391,10 +396,16 @@ def run_words(total: RunTotal) -> str:
     return f"{tokens} take {interval_words(total.seconds)}"
 
 
-def cost_words(total: RunTotal) -> str:
-    """Return "891 (709 to 1.07K): 495 device-hours (394 to 592) at 1.80", in the currency of the price.
+YOURS, LISTED = "in your currency", "US dollars"
+
+
+def cost_words(total: RunTotal, currency: str = YOURS) -> str:
+    """Return "891 in your currency (709 to 1.07K): 495 device-hours (394 to 592) at 1.80".
 
     Without a price the line has only the hours; it is "" if they are few.
+
+    Args:
+        currency: that of the price; list prices are `LISTED`.
     """
     hours = total.device_hours
     if total.cost is None and hours.expected < LEAST_DEVICE_HOURS:
@@ -402,7 +413,9 @@ def cost_words(total: RunTotal) -> str:
     words = _with_ends(hours, _three_digits, " device-hours")
     if total.cost is None or total.price_per_device_hour is None:
         return words
-    return f"{_with_ends(total.cost, _money)}: {words} at {_money(total.price_per_device_hour)}"
+    return (
+        f"{_with_ends(total.cost, _money, f' {currency}')}: {words} at {_money(total.price_per_device_hour)}"
+    )
 
 
 def _with_ends(amounts: Interval, shown: Callable[[float], str], unit: str = "") -> str:
