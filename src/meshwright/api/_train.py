@@ -24,6 +24,7 @@ from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
+from ._run_log import FolderLog
 from ._weigh import fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ..launch import Alone
     from ..training import Event, FirstWeights, RunFolder, RunRequest, StepFlops
 
-REPORT = "report.html"
+REPORT, METRICS = "report.html", "metrics.jsonl"
 NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
 PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
@@ -64,7 +65,7 @@ def train(
     written.
 
     Args:
-        config: as for `weigh`; a resumed run uses its own config by default.
+        config: as for `weigh`; a resumed run uses its own by default, and its folder may be named here.
         on: the attached devices ("local") or simulated ones ("8xCPU").
         data: what to train on: a text, `.jsonl` or `.parquet` file, token files, or a folder of one of these.
             Texts are tokenized first, and their tokens kept in the cache. Settings of the section `data` in
@@ -96,15 +97,14 @@ def train(
     from ..training import RunFolder, RunRequest
 
     _check_request(steps, profile)
+    config, folder = named_run(config, folder, resume)
     peers = processes_of_this_run()
-    if config is None and begin_from is not None:
-        config = str(begin_from)
-    named = _config_to_train(config, folder, resume)
+    named = _config_to_train(config or begin_from, folder, resume)
     run, notes = config_with_data("train", named, data, overrides, layout, begin_from)
     run = trainable(run, steps)
-    name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
+    path = Path(peers.from_first("run folder", lambda: str(folder or folder_for(run))))
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
+        on_event = log = FolderLog(held, on_event)
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
         from ..training import FirstWeights, check_resumed_state, devices_of
@@ -118,6 +118,7 @@ def train(
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.make()
+        log.begin()
         num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
         weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
         request = RunRequest(
@@ -162,18 +163,43 @@ def _check_request(steps: int | None, profile: str | Path | None) -> None:
         raise InputError(f"cannot write a trace to {profile}: {refused.strerror}", hint=hint) from refused
 
 
+def folder_for(run: RunConfig) -> Path:
+    """Return an unused folder for a run that begins now."""
+    return new_folder(f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+
+
 def new_folder(name: str) -> Path:
     """Return an unused folder of that name below runs/: two runs may begin in the same second."""
     paths = (Path("runs") / name, *(Path("runs") / f"{name}-{number}" for number in range(2, 100)))
     return next(path for path in paths if not path.exists())
 
 
-def _config_to_train(config: str | RunConfig | None, folder: Path | None, resume: bool) -> str | RunConfig:
+def named_run(
+    config: str | RunConfig | None, folder: Path | None, resume: bool
+) -> tuple[str | RunConfig | None, Path | None]:
+    """Return what is to be trained and where; the folder of a run to resume may be named in place of both.
+
+    >>> named_run("linear", None, True)
+    ('linear', None)
+    """
+    if not resume or folder is not None or not isinstance(config, str):
+        return config, folder
+    path = Path(config)
+    is_run = path.is_dir() and any(
+        (path / name).exists() for name in (METRICS, "checkpoints", "weighing.json")
+    )
+    return (None, path) if is_run else (config, folder)
+
+
+def _config_to_train(
+    config: str | Path | RunConfig | None, folder: Path | None, resume: bool
+) -> str | RunConfig:
     """Return the requested config, or the config of the run to resume."""
     if resume and folder is None:
-        raise InputError("no run to resume is named", hint="name its folder: --folder runs/NAME --resume")
+        named = f"{config!r} is not the folder of a run" if isinstance(config, str) else "no run is named"
+        raise InputError(f"nothing to resume: {named}", hint="name it: `meshwright train runs/NAME --resume`")
     if config is not None:
-        return config
+        return str(config) if isinstance(config, Path) else config
     if not resume or folder is None:
         raise InputError(
             "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
