@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .config import Layout, RunConfig, Ticks, ticks_of
 from .errors import InputError
 from .hardware import Fleet, Link
 from .ledger import Ledger
-from .measure import calibration_for, measured_runs_for
+from .measure import KnownRates
 from .planning import HandSum, hand_sum
 from .predict import Prediction, RunTotal, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
@@ -105,9 +105,10 @@ class Weighing(Shown):
     """One step weighed for one fleet: the program, its ledger, and its predicted time.
 
     `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
-    `no_prediction` then says why. `folder` holds the compiled program. `num_steps` is the length of the whole
-    run; None if neither the config nor the caller states it. `plan`: the command that searches other layouts;
-    None for one device, for a foreign program and where no time is predicted.
+    `no_prediction` then says why. `folder` holds the compiled program. `rates`: the measured ones that the
+    prediction is by. `num_steps` is the length of the whole run; None if neither the config nor the caller
+    states it. `plan`: the command that searches other layouts; None for one device, for a foreign program and
+    where no time is predicted.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Weighing(Shown):
     ledger: Ledger
     prediction: Prediction | None
     no_prediction: str
+    rates: KnownRates = field(default_factory=KnownRates)
     num_steps: int | None = None
     plan: KnownPlan | None = None
 
@@ -156,11 +158,13 @@ class Weighing(Shown):
     def trace(self) -> dict[str, Any]:
         """Return the predicted step of one device as Chrome trace events, in JSON's types.
 
+        It takes the time that is printed, also if other rates were measured since.
+
         Raises:
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
         executions = ledger.executions_in(self.folder, self.compiled)
-        known = calibration_for(self.fleet), measured_runs_for(self.fleet)
+        known = self.rates.calibration, self.rates.measured
         return predict.predicted_trace(executions, self.compiled, self.fleet, *known)
 
     def to_perfetto(self, path: str | Path) -> None:

@@ -40,6 +40,7 @@ from ..errors import InputError, MeshwrightError
 from ..extras import how_to_install
 from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from ..ledger import allowance
+from ..measure import known_rates
 from ..predict import checked_price, steps_for
 from ..results import KnownPlan, Phase, TorchWeighing, Weighing, ignore
 from ..torch_account import Account, account_torch, is_torch_module
@@ -523,7 +524,8 @@ def _accounted(
     cached: bool,
 ) -> Weighing:
     """Return the account of a compiled program and its predicted time."""
-    figures = reckoned(folder, compiled, fleet)
+    rates = known_rates(fleet)
+    figures = reckoned(folder, compiled, fleet, rates)
     return Weighing(
         name=name,
         config=run,
@@ -535,6 +537,7 @@ def _accounted(
         ledger=figures.ledger,
         prediction=figures.prediction,
         no_prediction=figures.no_prediction,
+        rates=rates,
     )
 
 

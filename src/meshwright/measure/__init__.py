@@ -21,9 +21,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._calibration import probe as probe
     from ._footprint import Footprint as Footprint
     from ._footprint import footprint as footprint
+    from ._measured_runs import KnownRates as KnownRates
     from ._measured_runs import calibration_for as calibration_for
     from ._measured_runs import forget_measured_runs as forget_measured_runs
     from ._measured_runs import keep_measured_run as keep_measured_run
+    from ._measured_runs import known_rates as known_rates
     from ._measured_runs import measured_runs_for as measured_runs_for
     from ._measured_runs import measured_runs_path as measured_runs_path
     from ._memory import DeviceMemory as DeviceMemory
