@@ -88,7 +88,9 @@ def test_what_tokenize_wrote_beside_a_file_is_read(tmp_path: Path):
     assert data.parts["train"].dtype == np.uint32
     assert "model.vocab_size is 257" in notes[0]
     said = ["data.source=tokens", f"data.path={tokens}", "model.vocab_size=257"]
-    assert open_data(load_config("bytes-nano", said)).parts["train"].dtype == np.uint32
+    again = open_data(load_config("bytes-nano", said))
+    assert isinstance(again, TokenWindows)
+    assert again.parts["train"].dtype == np.uint32
     # And a text whose tokens lie beside it is not tokenized again.
     opened(tmp_path / "book.txt", **{"data.end_of_document": "256", "model.vocab_size": 257})
     assert not (tmp_path / "cache").exists()

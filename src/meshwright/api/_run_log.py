@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 from ..run_lines import LOG_EVERY, RunLog
 
 if TYPE_CHECKING:
-    from ..run_lines import Event
+    from ..results import FirstStepsCompared, Phase
+    from ..training import Event as TrainingEvent
     from ..training import RunFolder
+
+    Event = TrainingEvent | Phase | FirstStepsCompared
 
 LOG = "log.txt"
 

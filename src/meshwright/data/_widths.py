@@ -132,8 +132,8 @@ def _wide(sample: bytes, itemsize: int) -> str:
 def _refuse_outside(path: Path, dtype: str, sample: bytes, largest: int, vocab_size: int) -> None:
     """Raise if ids that exceed the vocabulary would not in another type or byte order."""
     whole = sample[: len(sample) - len(sample) % 4]
-    for other, order in itertools.product(("uint16", "uint32"), "<>"):
-        kind = np.dtype(other).newbyteorder(order)
+    for other, order in itertools.product(("uint16", "uint32"), ("<", ">")):
+        kind = np.dtype(f"{order}u{np.dtype(other).itemsize}")
         ids: Any = np.frombuffer(whole, kind)
         is_half = kind.itemsize == 2 and min(int(ids[0::2].max()), int(ids[1::2].max())) <= _MOST_UPPER
         if (other, order) == (dtype, "<") or is_half or int(ids.max()) >= vocab_size:
