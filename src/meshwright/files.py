@@ -223,8 +223,7 @@ def within(folder: Path, name: object) -> Path:
     Traceback (most recent call last):
     ValueError: '../secret' is not the name of a file in its folder
     """
-    is_name = isinstance(name, str) and name and "\0" not in name
-    if not is_name or name.startswith("/") or ".." in name.split("/"):
+    if not isinstance(name, str) or "\0" in name or {"", ".."} & set(name.split("/")):
         raise ValueError(f"{str(name)[:100]!r} is not the name of a file in its folder")
     return folder / name
 

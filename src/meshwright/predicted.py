@@ -21,11 +21,15 @@ class Predicted(Shown):
     `prediction` is None if no time is predicted; the figures of time are then None too.
     """
 
-    name: str
     fleet: Fleet
     layout: Layout
     num_steps: int | None
     if TYPE_CHECKING:  # fields of one class, properties of the other
+
+        @property
+        def name(self) -> str:
+            """The configuration, the program or the module."""
+            ...
 
         @property
         def ledger(self) -> Ledger:

@@ -296,7 +296,7 @@ def _foreign_hint(tree: object) -> str:
 def _override_tree(overrides: Overrides) -> dict[str, Any]:
     """Return the overrides as one tree; later ones replace earlier ones."""
     tree: dict[str, Any] = {}
-    for dotted, value in _override_pairs(overrides):
+    for dotted, value in override_pairs(overrides):
         keys = dotted.split(".")
         if len(keys) > 2:
             shown, key = f"{dotted}={value}", ".".join(keys[:2])
@@ -309,15 +309,15 @@ def _override_tree(overrides: Overrides) -> dict[str, Any]:
     return tree
 
 
-def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """Yield each override's dotted key and its value."""
+def override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each override, in order."""
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
             if not all(key.split(".")):
                 what = f"override {key!r} is not section.key"
                 raise InputError(what, hint='write it as in {"model.num_layers": 12}')
             if is_table(value) and "." not in key:
-                yield from _override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
+                yield from override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
             else:
                 yield key, value
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -141,7 +142,7 @@ class ChatTemplate:
                         f"the chat template of {self._folder} has no answer after {_WALL_SECONDS:.0f} s",
                         hint="run it again when the machine has less to do",
                     )
-                if not (piece := self._process.stdout.read1()):
+                if not (piece := os.read(self._process.stdout.fileno(), 1 << 16)):
                     return b""
                 pieces.append(piece)
         return b"".join(pieces)

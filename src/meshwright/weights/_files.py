@@ -158,12 +158,14 @@ def _entry_of(name: str, entry: Any) -> _Entry:
     """
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    counts = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+    lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+    counts: list[Any] = [*(shape or ()), *(offsets or ())] if lists else [None]
     whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in counts)
-    if not (isinstance(dtype, str) and whole and len(offsets) == 2):
+    if not (isinstance(dtype, str) and whole):
         what = f"{_shown(name)} has no dtype, shape and data_offsets of whole numbers: {_shown(entry)}"
         raise ValueError(what)
-    made = _Entry(name=name, dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
+    *sizes, begin, end = counts
+    made = _Entry(name=name, dtype=dtype, shape=tuple(sizes), begin=begin, end=end)
     if dtype in DTYPES:
         wanted = math.prod(made.shape) * np.dtype(DTYPES[dtype]).itemsize
         if made.end - made.begin != wanted:
