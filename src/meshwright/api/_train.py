@@ -92,8 +92,8 @@ def train(
     from ..launch import agreed, processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    config = str(begin_from) if config is None and begin_from is not None else config
-    asked = partial(_run_to_train, config, overrides, layout, folder, resume, steps, profile)
+    named = begin_from if config is None else config
+    asked = partial(_run_to_train, named, overrides, layout, folder, resume, steps, profile)
     call = {"on": on, "folder": folder, "resume": resume, "discard_steps": discard_steps, "steps": steps}
     peers = processes_of_this_run()
     run, agreement = agreed(peers, "run", asked, lambda run: _facts_of(run, call, begin_from))
@@ -111,8 +111,7 @@ def train(
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.make()
-        num_steps = steps or run.steps
-        assert num_steps is not None, "a trainable run has steps"
+        num_steps = _num_steps(run, steps)
         times_kernels = _times_kernels(peers, run, fleet)
         weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
         request = RunRequest(
@@ -139,7 +138,7 @@ def train(
 
 
 def _run_to_train(
-    config: str | RunConfig | None,
+    config: str | Path | RunConfig | None,
     overrides: Overrides,
     layout: str | None,
     folder: Path | None,
@@ -149,7 +148,14 @@ def _run_to_train(
 ) -> RunConfig:
     """Return the config to train, with a number of steps; refuse a call that cannot be carried out."""
     _check_request(steps, profile)
+    config = str(config) if isinstance(config, Path) else config
     return trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+
+
+def _num_steps(run: RunConfig, steps: int | None) -> int:
+    num_steps = steps or run.steps
+    assert num_steps is not None, "a trainable run has steps"
+    return num_steps
 
 
 def _facts_of(run: RunConfig, call: dict[str, Any], begin_from: str | Path | None) -> Facts:
