@@ -99,9 +99,9 @@ def train(
     from ..launch import agreed, processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    _check_request(steps, profile)
     config, folder = named_run(config, folder, resume)
-    asked = partial(_run_to_train, config, data, overrides, layout, begin_from, steps, folder, resume)
+    given = config, data, overrides, layout, begin_from, steps, folder, resume, profile
+    asked = partial(_run_to_train, *given)
     call = {"on": on, "folder": folder, "resume": resume, "discard_steps": discard_steps, "steps": steps}
     peers = processes_of_this_run()
     (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
@@ -152,8 +152,14 @@ def _run_to_train(
     steps: int | None,
     folder: Path | None,
     resume: bool,
+    profile: str | Path | None,
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the config to train with its steps and data, and what was decided about the data, in words."""
+    """Return the config to train with its steps and data, and what was decided about the data, in words.
+
+    Raises:
+        InputError: the call cannot be carried out.
+    """
+    _check_request(steps, profile)
     named = _config_to_train(begin_from if config is None else config, folder, resume)
     run, notes = config_with_data("train", named, data, overrides, layout, begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
