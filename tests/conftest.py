@@ -22,13 +22,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # program, its buffers, its fingerprint) is decided before LLVM and stays the same for every target. Loops on
 # the CPU are slower, and their rounding is no different in kind.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# Else jax looks for an executable by the name of its folder too, here and in the processes that tests start.
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 # The processes that tests start find the package compiled. They write no bytecode of their own: a test may
 # write a program twice in a second, and Python would then run the first one's bytecode for the second. So it
 # is here too, once the tests are collected: the next session is spared four seconds of rewriting asserts.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False
-# A cold cache each session: else a test could pass on what an older source left behind. The processes that
-# pytest-xdist starts share the one of the process that started them.
+# Each session has a cache of its own. The processes that pytest-xdist starts share that of their parent.
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
@@ -55,10 +56,10 @@ settings.register_profile("any machine", deadline=None)  # a busy machine is no 
 settings.load_profile("any machine")
 jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accelerators
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Each executable is kept, also for the next session (tests/kept.py). Jax finds it by what the program computes:
-# a test that looks at names inside, or at what compiling leaves behind, is marked `program` and compiles.
-EXECUTABLES = Path(os.environ["MESHWRIGHT_CACHE_DIR"]) / "executables"
-jax.config.update("jax_compilation_cache_dir", str(EXECUTABLES / "tests"))
+# Each executable is kept, also for the next session (tests/kept.py). Jax finds it by what the program
+# computes: a test that looks at names inside, or at what compiling leaves, is marked `program` and compiles.
+SESSION = Path(os.environ["MESHWRIGHT_CACHE_DIR"])
+jax.config.update("jax_compilation_cache_dir", str(SESSION / "executables/tests"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)  # what is quicker is not worth a file
 
 # XLA's older generator of CPU code does the same arithmetic and takes half the time to write it, but fuses a
@@ -115,15 +116,16 @@ def compiled_as_for_a_user(request: pytest.FixtureRequest, monkeypatch: pytest.M
     compilation_cache.reset_cache()
 
 
-def pytest_sessionstart() -> None:
-    """Give the session the executables of earlier ones and the rates of a processor, once.
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Give the session what earlier ones compiled and the rates of a processor, once.
 
     The real probe, which tests/measure tries, takes twelve seconds of a processor. It would run again and
     again: the tests keep the machine busy, and their slow loops make each run disagree with its prediction.
     """
     if _STARTED_BY_XDIST:
         return
-    kept.bring(EXECUTABLES)
+    if not session.config.getoption("cacheclear"):
+        kept.bring(SESSION)
     from meshwright.hardware import Calibration
     from meshwright.measure import _calibration
 
@@ -195,5 +197,5 @@ def mesh() -> Callable[..., Mesh]:
 
 def pytest_unconfigure() -> None:
     if not _STARTED_BY_XDIST:
-        kept.keep(EXECUTABLES)
-        shutil.rmtree(os.environ["MESHWRIGHT_CACHE_DIR"], ignore_errors=True)
+        kept.keep(SESSION)
+        shutil.rmtree(SESSION, ignore_errors=True)

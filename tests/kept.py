@@ -1,10 +1,10 @@
-"""Keep the executables of a session's programs for the next session, whatever clone it is in.
+"""Keep what a session compiles for the next session, whatever clone it is in.
 
-Jax finds an executable by the program's operations, the compiler, its options and the devices: what is found is
-what would be compiled again. A change of the sources that changes no program therefore compiles none. A
-session works on a copy and adds to the kept ones at its end, so that one that is killed leaves nothing half
-written. They lie in the user's folder for caches, for one kind of processor: XDG_CACHE_HOME moves them, and a
-session without any compiles all.
+Jax finds an executable by the program's operations, the compiler, its options and the devices. Meshwright
+finds a weighed program by the request and by the sources that make it. So a change compiles what it may
+change. A session works on a copy and adds to what is kept at its end: one that is killed leaves nothing half
+written. What is kept lies in the user's folder for caches (XDG_CACHE_HOME moves it), for one kind of
+processor. `pytest --cache-clear` brings none.
 """
 
 from __future__ import annotations
@@ -22,33 +22,45 @@ MAKING = ".making-"
 
 
 def kept_folder() -> Path | None:
-    """Return the folder of kept executables, or None where this user has no folder for caches."""
+    """Return the folder of what is kept, or None where this user has no folder for caches."""
     folder = Path(platformdirs.user_cache_dir("meshwright-tests"))
     return folder / _cache._processor() if folder.is_absolute() else None
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """Return the entries below a folder: a file for each executable, a folder for each weighed program."""
+    found = [*folder.glob("executables/*/*"), *folder.glob("compiled/*")]
+    return [path for path in found if not path.name.startswith(".")]
 
 
 def bring(session: Path) -> None:
     """Copy what is kept into the session's folder."""
     kept = kept_folder()
-    if kept is not None and kept.is_dir():
-        shutil.copytree(kept, session, ignore=shutil.ignore_patterns(f"{MAKING}*"), dirs_exist_ok=True)
+    for path in entries_of(kept) if kept else []:
+        _copy(path, session / path.relative_to(kept))
 
 
 def keep(session: Path) -> None:
-    """Add what is new in the session's folder, each file in one step; the oldest of too many go."""
+    """Add what is new in the session's folder, each entry in one step; the oldest of too many go."""
     kept = kept_folder()
-    if kept is None or not session.is_dir():
+    if kept is None:
         return
-    for path in session.rglob("*-cache"):
+    for path in entries_of(session):
         place = kept / path.relative_to(session)
         if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
             making = place.with_name(f"{MAKING}{os.getpid()}-{place.name}")
-            shutil.copyfile(path, making)
+            _copy(path, making)
             making.rename(place)
-    stats = [(path.stat(), path) for path in kept.rglob("*-cache")]
-    excess = sum(stat.st_size for stat, _ in stats) - MOST_BYTES
-    for stat, path in sorted(stats, key=lambda each: each[0].st_mtime):
+    excess = -MOST_BYTES
+    for path in sorted(entries_of(kept), key=lambda path: path.stat().st_mtime, reverse=True):
+        excess += sum(file.stat().st_size for file in (path, *path.rglob("*")))
         if excess > 0:
-            path.unlink(missing_ok=True)
-            excess -= stat.st_size
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _copy(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, place)
+    else:
+        shutil.copy2(path, place)
