@@ -19,7 +19,9 @@ from pathlib import Path
 from _record import ROOT, write_record
 from _seconds_of_tests import FOLDER
 
-ARGUMENTS = ["-n", "1", "-m", "not wide and not long and not gpu", "--ignore=tests/benchmarks"]
+# `make test-evidence` and `make test-torch` run these.
+APART = [f"--ignore=tests/{name}" for name in ("benchmarks", "torch_account", "torch_program", "weights")]
+ARGUMENTS = ["-n", "1", "-m", "not wide and not long and not gpu", *APART]
 MOST_TESTS = 60
 
 

@@ -124,7 +124,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """
     if _STARTED_BY_XDIST:
         return
-    if not session.config.getoption("cacheclear"):
+    if not session.config.getoption("cacheclear", False):
         kept.bring(SESSION)
     from meshwright.hardware import Calibration
     from meshwright.measure import _calibration

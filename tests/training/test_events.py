@@ -1,3 +1,5 @@
+import pytest
+
 from meshwright.training import (
     CheckpointSaved,
     Evaluated,
@@ -9,6 +11,8 @@ from meshwright.training import (
     StepDone,
 )
 from meshwright.training._interface import PhaseClock
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_run_tells_what_happens_in_order(one_device):

@@ -7,6 +7,8 @@ from meshwright.training import CheckpointSaved, RunFolder
 from meshwright.training._interface import PhaseClock
 from meshwright.training._loop import Saving
 
+pytestmark = pytest.mark.quick
+
 STATE = {"parameters": {"w": jnp.arange(4.0)}}
 
 
