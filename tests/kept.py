@@ -9,8 +9,10 @@ processor. `pytest --cache-clear` brings none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 import platformdirs
@@ -19,6 +21,7 @@ from meshwright.compiler import _cache
 
 MOST_BYTES = 2**29
 MAKING = ".making-"
+DAY_SECONDS = 86400.0
 
 
 def kept_folder() -> Path | None:
@@ -50,12 +53,25 @@ def keep(session: Path) -> None:
         if not place.exists():
             making = place.with_name(f"{MAKING}{os.getpid()}-{place.name}")
             _copy(path, making)
-            making.rename(place)
+            with contextlib.suppress(OSError):  # another session was first
+                making.rename(place)
+    unfinished = [
+        path for path in kept.rglob(f"{MAKING}*") if time.time() - path.stat().st_mtime > DAY_SECONDS
+    ]
+    for path in unfinished:
+        _remove(path)
     excess = -MOST_BYTES
     for path in sorted(entries_of(kept), key=lambda path: path.stat().st_mtime, reverse=True):
         excess += sum(file.stat().st_size for file in (path, *path.rglob("*")))
         if excess > 0:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _copy(path: Path, place: Path) -> None:
