@@ -55,11 +55,9 @@ def keep(session: Path) -> None:
             _copy(path, making)
             with contextlib.suppress(OSError):  # another session was first
                 making.rename(place)
-    unfinished = [
-        path for path in kept.rglob(f"{MAKING}*") if time.time() - path.stat().st_mtime > DAY_SECONDS
-    ]
-    for path in unfinished:
-        _remove(path)
+    for path in kept.rglob(f"{MAKING}*"):
+        if time.time() - path.stat().st_mtime > DAY_SECONDS:
+            _remove(path)
     excess = -MOST_BYTES
     for path in sorted(entries_of(kept), key=lambda path: path.stat().st_mtime, reverse=True):
         excess += sum(file.stat().st_size for file in (path, *path.rglob("*")))
