@@ -40,7 +40,8 @@ def bring(session: Path) -> None:
     """Copy what is kept into the session's folder."""
     kept = kept_folder()
     for path in entries_of(kept) if kept else []:
-        _copy(path, session / path.relative_to(kept))
+        with contextlib.suppress(OSError):  # another session has just removed it: it is compiled then
+            _copy(path, session / path.relative_to(kept))
 
 
 def keep(session: Path) -> None:
