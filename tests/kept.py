@@ -39,7 +39,9 @@ def entries_of(folder: Path) -> list[Path]:
 def bring(session: Path) -> None:
     """Copy what is kept into the session's folder."""
     kept = kept_folder()
-    for path in entries_of(kept) if kept else []:
+    if kept is None:
+        return
+    for path in entries_of(kept):
         with contextlib.suppress(OSError):  # another session has just removed it: it is compiled then
             _copy(path, session / path.relative_to(kept))
 
