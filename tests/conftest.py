@@ -60,6 +60,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # computes: a test that looks at names inside, or at what compiling leaves, is marked `program` and compiles.
 SESSION = Path(os.environ["MESHWRIGHT_CACHE_DIR"])
 jax.config.update("jax_compilation_cache_dir", str(SESSION / "executables/tests"))
+jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # where a plugin imported jax before this
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.01)  # what is quicker is not worth a file
 
 # XLA's older generator of CPU code does the same arithmetic and takes half the time to write it, but fuses a
