@@ -1,5 +1,7 @@
 import statistics
 
+import pytest
+
 from meshwright.training import (
     CheckpointSaved,
     Evaluated,
@@ -11,6 +13,8 @@ from meshwright.training import (
     StepDone,
 )
 from meshwright.training._interface import PhaseClock
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_run_tells_what_happens_in_order(one_device):
