@@ -124,7 +124,7 @@ def pytest_sessionstart() -> None:
         jaxlib=_calibration.installed_versions()["jaxlib"],
         measured_again="tests never measure again",
     )
-    _calibration.write_kept(_calibration.path_of("CPU"), rates.to_json())
+    _calibration.write_cached(_calibration.path_of("CPU"), rates.to_json())
 
 
 def pytest_collection_finish() -> None:

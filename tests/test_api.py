@@ -228,3 +228,36 @@ def test_a_fleet_with_another_network_is_weighed_as_it_is():
 def test_a_link_that_the_catalog_does_not_know_is_null():
     fleet = mw.weigh("linear", on="8xCPU").to_dict()["fleet"]
     assert fleet["between_bytes_per_second"] is None
+
+
+def test_a_layout_of_a_preset_that_does_not_suit_the_fleet_gives_way_to_the_nearest(forked_workers):
+    sizes = {"num_layers": 4, "embed_dim": 64, "mlp_dim": 128, "num_heads": 8, "vocab_size": 256}
+    settings = {f"model.{key}": value for key, value in sizes.items()}
+    settings |= {"batch.sequences": 4, "batch.sequence_length": 64, "pipeline_chunks": 1}
+    weighing = mw.weigh("llama3-405b", on="8xCPU", overrides=settings)
+    assert str(weighing.layout) == "tensor=8"
+    assert weighing.warnings == (
+        "Weighed with layout tensor=8, the nearest for 8 devices: data=-1,stage=16,tensor=8 of llama3-405b "
+        "does not",
+    )
+    with pytest.raises(mw.InputError, match="does not divide the fleet's 8 devices"):
+        mw.weigh("llama3-405b", on="8xCPU", layout="data=-1,stage=16,tensor=8", overrides=settings)
+
+
+def test_the_steps_of_a_preset_are_of_its_own_batch():
+    assert mw.weigh("linear", on="1xCPU").num_steps == 100
+    other = {"batch.sequences": 128}
+    assert mw.weigh("linear", on="1xCPU", overrides=other).num_steps is None
+    assert mw.weigh("linear", on="1xCPU", overrides={**other, "steps": 70}).num_steps == 70
+    assert mw.weigh("linear", on="1xCPU", overrides=other, tokens=12800).num_steps == 100
+
+
+def test_fine_tuning_has_a_batch_of_its_own_and_no_steps_of_pretraining(tmp_path):
+    tuned = mw.load("llama3-8b", {"lora.rank": 8})
+    assert tuned.steps is None
+    assert (tuned.batch.sequences_per_replica, tuned.batch.microbatch_sequences) == (16, 2)
+    kept = mw.load("llama3-8b", ["lora.rank=8", "batch.sequences=4", "steps=9"])
+    assert (kept.steps, kept.batch.sequences, kept.batch.sequences_per_replica) == (9, 4, None)
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "llama3-8b"\nsteps = 9000\n[batch]\nsequences = 8\n')
+    assert mw.load(str(file), {"lora.rank": 8}).batch.sequences == 8

@@ -12,7 +12,7 @@ from meshwright.api._known_plans import _file
 from meshwright.api._reconcile import history, history_path
 from meshwright.hardware import Fleet
 from meshwright.measure import describe_host, measured_runs_path
-from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_kept
+from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_cached
 from meshwright.predict import class_of
 
 pytestmark = pytest.mark.once
@@ -25,7 +25,7 @@ def cache(tmp_path_factory):
     rates, folder = calibration_of_this_machine(), tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHWRIGHT_CACHE_DIR", str(folder))
-        write_kept(path_of("CPU"), rates.to_json())
+        write_cached(path_of("CPU"), rates.to_json())
     return str(folder)
 
 

@@ -211,7 +211,7 @@ def test_the_transposed_products_of_a_resized_image_compile(forked_workers):
 def test_without_a_mesh_one_device_works_and_that_is_said(forked_workers):
     weighed = mw.weigh(step, args=arguments(), on="8xH100")
     assert weighed.ledger.flops.model == PRODUCTS
-    assert "one device of 8xH100 works" in str(weighed)
+    assert "One device of 8xH100 works, and 7 stand idle" in str(weighed)
     assert mw.weigh(step, args=arguments(), on="1xH100").ledger.assumptions == ()
 
 
@@ -409,6 +409,20 @@ def test_a_class_that_computes_with_its_arrays_may_be_an_argument(forked_workers
         jax.jit(lambda rows: rows.value @ rows.value.T).lower(rows)
     weighed = mw.weigh(jax.jit(lambda rows: rows.value @ rows.value.T), args=(rows,), on="1xH100")
     assert weighed.ledger.flops.model == 2 * ROWS * ROWS * WIDTH
+
+
+def test_the_first_line_says_how_many_devices_stand_idle(forked_workers):
+    weighed = mw.weigh(step, args=arguments(), on="8xH100")
+    assert weighed.idle_devices == weighed.to_dict()["idle_devices"] == 7
+    assert "on 1xH100 (7 of the 8 devices named stand idle)" in str(weighed).splitlines()[0]
+
+
+def test_a_function_without_a_backward_pass_is_said_to_be_no_training_step(forked_workers):
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    weighed = mw.weigh(lambda w, x: jnp.tanh(x @ w), args=(square, square), on="1xH100")
+    assert weighed.warnings == (
+        "No backward pass was found: these are the figures of a forward pass, not of a training step",
+    )
 
 
 def test_arguments_on_two_devices_are_refused_with_both_names():

@@ -35,7 +35,7 @@ def test_a_step_is_weighed_in_a_notebook_with_two_lines(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "__main__:step on 1xH100" in done.stdout
     assert "FITS" in done.stdout
-    assert "one device of 8xH100 works" in done.stdout
+    assert "One device of 8xH100 works, and 7 stand idle" in done.stdout
 
 
 KERNEL = """

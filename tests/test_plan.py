@@ -279,7 +279,7 @@ def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, t
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
     assert remembered(made.config, made.fleet) is None
     remember(made)
-    (kept,) = (tmp_path / "plans").iterdir()
+    (kept,) = (tmp_path / "plans").glob("*.json")
     assert remembered(made.config, made.fleet) == made.winner.overrides
     kept.write_text("{half")
     assert remembered(made.config, made.fleet) is None

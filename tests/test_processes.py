@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -200,3 +201,29 @@ def test_restarts_bring_back_all_processes(tmp_path):
     assert parent.returncode == 0, talk
     assert "restart 1 of 1: the run ended with status 4; it is resumed" in talk
     assert len(losses(folder)) == 400
+
+
+@pytest.mark.once
+def test_processes_of_a_cluster_that_differ_end_in_words_in_each_of_them(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        told = {
+            "MESHWRIGHT_COORDINATOR": f"127.0.0.1:{probe.getsockname()[1]}",
+            "MESHWRIGHT_NUM_PROCESSES": "2",
+        }
+    started = [
+        subprocess.Popen(
+            command("linear", tmp_path / "run", "2xCPU", 10_000, sets=(f"optimizer.learning_rate={rate}",)),
+            env={**os.environ, **told, "MESHWRIGHT_PROCESS": str(index)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, rate in enumerate((0.1, 0.2))
+    ]
+    said = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [2, 2]
+    here = socket.gethostname()
+    words = f"optimizer.learning_rate is 0.1 in process 0 on {here}, and 0.2 in process 1 on {here}"
+    assert all(f"error: the processes of this run differ: {words}\n" in each for each in said)
+    assert not (tmp_path / "run").exists()

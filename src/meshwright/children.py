@@ -3,7 +3,7 @@
 Child processes import no modules from the working directory. They end together with all their descendants.
 Folders that killed processes left on the disk are removed.
 
-Imports: the standard library, psutil (late). Used by: all modules that start a process.
+Imports: the standard library, `errors`, psutil (late). Used by: all modules that start a process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
+
+from .errors import InputError
 
 if TYPE_CHECKING:
     import psutil
@@ -82,6 +85,44 @@ def working_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def from_child(path: Path, *, errors: str = "strict") -> str | None:
+    """Return the text of a file that a child has left in its working folder; None if it has not.
+
+    The child may run a user's code, which can reach the folder. So a link is not followed, and nothing is
+    waited for.
+
+    Args:
+        errors: what becomes of bytes that are not UTF-8, as for `bytes.decode`.
+
+    Raises:
+        InputError: the folder is gone, or something else is in the file's place.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise spoiled(path.parent, "it was deleted") from None
+        return None
+    except OSError as refused:
+        raise spoiled(path, refused.strerror) from refused
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise spoiled(path, "it is not a file")
+    with os.fdopen(file, "rb") as opened:
+        try:
+            return opened.read().decode(errors=errors)
+        except UnicodeDecodeError as wrong:
+            raise spoiled(path, "it is not text in UTF-8") from wrong
+
+
+def spoiled(path: Path, why: str) -> InputError:
+    """Return the error for what a child's code has deleted or overwritten in its working folder."""
+    return InputError(
+        f"the code that was run has changed {path}, through which its process answers: {why}",
+        hint=f"let it write and delete only files of its own below {tempfile.gettempdir()}",
+    )
+
+
 def begin_phase(folder: Path, phase: str) -> None:
     """Append a phase of this process's work to the file in its working folder that the parent reads."""
     with (folder / PHASES).open("a") as file:
@@ -90,8 +131,7 @@ def begin_phase(folder: Path, phase: str) -> None:
 
 def report_phases(folder: Path, on_phase: Callable[[str], None], reported: int = 0) -> list[str]:
     """Call `on_phase` with each phase of a folder after the first `reported`. Return all its phases."""
-    file = folder / PHASES
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    lines = (from_child(folder / PHASES, errors="replace") or "").splitlines(keepends=True)
     phases = [line.rstrip("\n") for line in lines if line.endswith("\n")]  # the last may be half written
     for phase in phases[reported:]:
         on_phase(phase)
@@ -135,6 +175,28 @@ def _lock(owner: IO[str]) -> bool:
     except OSError:
         pass  # a file system without locks: a folder's age alone decides
     return True
+
+
+def end_after(work: Callable[[], object]) -> NoReturn:
+    """Do the work of this process and end it at once, whatever threads a user's code has left running in it.
+
+    Python would wait for them. The exit status is the one that Python would give; nothing registered with
+    `atexit` runs.
+    """
+    status: object = 0
+    try:
+        work()
+    except SystemExit as ended:
+        status = 0 if ended.code is None else ended.code
+        if not isinstance(status, int):
+            sys.stderr.write(f"{status}\n")
+    except BaseException:
+        status = 1
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the code may have closed or replaced it
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 1)
 
 
 def guard(parent: int) -> None:

@@ -24,10 +24,21 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+_MOST_CHARACTERS = 10_000  # of a message
+
+
+def _without_middle(text: str) -> str:
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    kept = _MOST_CHARACTERS // 2
+    return f"{text[:kept]}\n... {len(text) - 2 * kept:,} characters ...\n{text[-kept:]}"
+
+
 class MeshwrightError(Exception):
     """An error that the user can act on; `exit_code` is the command line's exit status.
 
-    Both texts may quote a user's exception or a file, so their control characters are escaped.
+    Both texts may quote a user's exception or a file, so their control characters are escaped, and the middle
+    of a very long one is left out.
 
     Args:
         message: what happened, with the values.
@@ -37,8 +48,8 @@ class MeshwrightError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str) -> None:
-        self.message = printable(message)
-        self.hint = printable(hint)
+        self.message = printable(_without_middle(message))
+        self.hint = printable(_without_middle(hint))
         super().__init__(f"{self.message}\n  hint: {self.hint}")
 
     def _render_traceback_(self) -> list[str]:

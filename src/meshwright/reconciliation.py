@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
 from meshwright.predict import Interval, Prediction
@@ -42,6 +43,9 @@ class Row:
     low: float | None = None
     high: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_in_range(self.quantity, self.predicted, self.measured, self.low, self.high)
+
     @property
     def relative_error(self) -> float | None:
         """Predicted / measured - 1: 0.1 is a tenth too high. None if the measured value is zero."""
@@ -53,6 +57,17 @@ class Row:
         if self.low is None or self.high is None:
             return None
         return self.low <= self.measured <= self.high
+
+
+LEAST, LARGEST = 1e-100, 1e100  # of a quantity that is not zero; the ratio of two is then a number too
+
+
+def _check_in_range(quantity: str, *values: float | None) -> None:
+    """Raise if a value is no quantity of a run, as in a damaged file: infinite, no number, out of range."""
+    for value in values:
+        if value is not None and value != 0 and not LEAST <= abs(value) <= LARGEST:
+            hint = "the file was damaged or edited: make it again"
+            raise InputError(f"{quantity} is {value!r:.40}, which no run measures", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -379,6 +394,9 @@ class PastRow:
     predicted: int | float
     measured: int | float
     inside: bool | None
+
+    def __post_init__(self) -> None:
+        _check_in_range(self.quantity, self.predicted, self.measured)
 
     @property
     def key(self) -> tuple[str, int, str, str]:

@@ -1,15 +1,19 @@
 """Read a record from the JSON text that Meshwright wrote, and refuse any other text in words.
 
-Imports: `errors`, and pydantic when a text is read. Used by: all packages whose records are kept in files.
+Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwright.errors import InputError
+from meshwright.files import parsed_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Record = TypeVar("Record")
 
@@ -42,18 +46,26 @@ def read_record(
     >>> read_record(Link, '{"name": "NVLink", "bytes_per_second": 4.5e11}', name="a link", hint="")
     Link(name='NVLink', bytes_per_second=450000000000.0, by_group={})
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = parsed_json(text)
         if schema is not None and (given := fields.pop("schema")) != schema:
             what = f"this is {name} of schema {given}; this version of Meshwright reads schema {schema}"
             raise InputError(what, hint=f"{hint}; or read it with the version that wrote it")
         kept = {key: value for key, value in fields.items() if key not in derived}
-        return TypeAdapter(kind).validate_python(kept)
+        return _reader_of(kind).validate_python(kept)
     except ValidationError as invalid:
         first = invalid.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole text"
         raise InputError(f"this is not {name}: {where}: {first['msg']}", hint=hint) from invalid
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(f"this is not {name}: {broken!r}", hint=hint) from broken
+
+
+@cache
+def _reader_of(kind: type[Record]) -> TypeAdapter[Record]:
+    """Return the reader of a dataclass, which takes longer to make than a short text takes to read."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -59,7 +59,9 @@ class Weighing(Predicted):
     `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
     `no_prediction` then says why. `folder` holds the compiled program. `num_steps` is the length of the whole
     run; None if neither the config nor the caller states it. `plan`: the command that searches other layouts;
-    None for one device, for a foreign program and where no time is predicted.
+    None for one device, for a foreign program and where no time is predicted. `warnings`: why the figures may
+    not be of what was meant; they stand before the verdict. `idle_devices`: those of the named fleet that a
+    step without a mesh leaves idle; `fleet` is without them.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Weighing(Predicted):
     no_prediction: str
     num_steps: int | None = None
     plan: KnownPlan | None = None
+    warnings: tuple[str, ...] = ()
+    idle_devices: int = 0
 
     @property
     def run_total(self) -> RunTotal | None:
@@ -128,6 +132,8 @@ class Weighing(Predicted):
             "num_parameters": compiled.num_parameters,
             "fleet": _fleet_fields(self.fleet),
             "source": compiled.source,
+            "warnings": list(self.warnings),
+            "idle_devices": self.idle_devices,
             "fits": self.fits,
             "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
             "ledger": self.ledger.to_dict(),

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, Rejected, Saved, SaveFailed, _checkpoints, restore
+from meshwright.checkpoint import (
+    Checkpoints,
+    Rejected,
+    Saved,
+    SaveFailed,
+    _arrays,
+    _checkpoints,
+    checkpoint_of,
+    restore,
+)
 from meshwright.checkpoint._folder import found_at
 from meshwright.errors import MeshwrightError
 from meshwright.launch import Peers
@@ -518,3 +527,55 @@ def test_a_checkpoint_that_a_process_does_not_see_is_an_error(tmp_path: Path):
     with pytest.raises(MeshwrightError, match="is not whole for process") as error:
         found_at(tmp_path, 3)
     assert "on a disk that every host can read" in error.value.hint
+
+
+@pytest.mark.parametrize("way", ["run", "../run", "absent/../run", "link/../run", "./a b/..//run", "é#?%20"])
+def test_a_checkpoint_is_where_its_path_says_however_that_is_written(tmp_path: Path, monkeypatch, way: str):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "here/link").symlink_to(tmp_path / "elsewhere/deep")
+    monkeypatch.chdir(tmp_path / "here")
+    run = Path(way)
+    with closing(Checkpoints(run / "checkpoints")) as checkpoints:
+        checkpoints.save(1, {"weights": jnp.arange(3.0)}, {})
+        assert isinstance((checkpoints.wait(), checkpoints.finished())[1][0], Saved)
+    found = checkpoint_of(run)
+    assert (found.folder / "state/d").is_dir()
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    restored = restore(found, {"weights": jax.ShapeDtypeStruct((3,), jnp.float32, sharding=place)})
+    assert restored["weights"].tolist() == [0, 1, 2]
+
+
+def test_a_save_whose_arrays_lie_elsewhere_is_not_called_saved(tmp_path: Path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+
+    def astray(folder: Path) -> Path:
+        return tmp_path / "elsewhere" / folder.relative_to(tmp_path)
+
+    monkeypatch.setattr(_arrays, "path_for_arrays", astray)
+    with closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
+        checkpoints.save(1, {"weights": jnp.ones(3)}, {})
+        checkpoints.wait()
+        (failed,) = checkpoints.finished()
+    assert isinstance(failed, SaveFailed)
+    assert "does not name state/manifest.ocdbt, which holds the arrays" in failed.reason
+    assert steps_of(tmp_path / "checkpoints") == []
+
+
+def test_a_save_is_opened_again_before_it_is_called_saved(tmp_path: Path, monkeypatch):
+    def lose(folder: Path, num_processes: int, arrays: Any) -> None:
+        other = [dataclasses.replace(array, keys=("other",)) for array in arrays]
+        shutil.rmtree(folder / "state")
+        _arrays.write_shards(
+            folder,
+            [dataclasses.replace(array, starts=((0,),), pieces=(np.ones(3, "f4"),)) for array in other],
+            0,
+        )
+
+    monkeypatch.setattr(_checkpoints, "merge_processes", lose)
+    with closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
+        checkpoints.save(1, {"weights": jnp.ones(3)}, {})
+        checkpoints.wait()
+        (failed,) = checkpoints.finished()
+    assert isinstance(failed, SaveFailed)
+    assert "weights cannot be read back" in failed.reason

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -136,3 +137,13 @@ def test_a_read_only_disk_is_found_at_once(tmp_path: Path):
         [*command, sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
     )
     assert "checkpoints: Read-only file system" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a\\b", "b\\", "\udcff\udcfe"])
+def test_a_name_by_which_the_arrays_would_lie_elsewhere_is_refused_and_another_offered(tmp_path: Path, name):
+    with pytest.raises(InputError, match="checkpoints cannot be kept in ") as refused:
+        CheckpointFolder(tmp_path / name / "checkpoints")
+    assert refused.value.hint.endswith(
+        f"name another folder: {tmp_path / re.sub('[^ab]+', '_', name)}/checkpoints"
+    )
+    assert list(tmp_path.iterdir()) == []

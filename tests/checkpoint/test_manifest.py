@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,7 @@ def array_of(fields: dict) -> dict:
         (lambda f: f.pop("format"), "format: Field required"),
         (lambda f: f.update(step="3"), "step: Input should be a valid integer"),
         (lambda f: f.update(arrays={}), "arrays: Input should be a valid array"),
+        (lambda f: array_of(f).update(shape=[10**6]), "have .* bytes, and the arrays need 4,000,000"),
         (lambda f: f["files"][0].update(sha256="x"), "files.0.sha256: String should match pattern"),
     ],
 )
@@ -167,4 +169,12 @@ def test_a_manifest_that_is_a_link_is_named(folder: Path):
     (folder / MANIFEST).rename(folder.parent / "elsewhere")
     (folder / MANIFEST).symlink_to(folder.parent / "elsewhere")
     with pytest.raises(Damaged, match=r"manifest\.json is not a file"):
+        verified(folder, 3)
+
+
+def test_a_manifest_must_name_the_files_of_its_arrays(folder: Path):
+    shutil.rmtree(folder / "state/d")
+    (folder / "state/manifest.ocdbt").unlink()
+    change_manifest(folder, lambda f: f.update(files=[x for x in f["files"] if "METADATA" in x["name"]]))
+    with pytest.raises(Damaged, match=r"does not name state/manifest\.ocdbt, which holds the arrays"):
         verified(folder, 3)

@@ -213,3 +213,15 @@ def test_a_function_that_ends_its_process_is_told_in_words(meshwright, tmp_path,
     done = meshwright("account", "ending:make")
     assert (done.status, done.output) == (2, ""), done.talk
     assert words in done.talk
+
+
+@pytest.mark.parametrize(
+    "words", ["presets", "weigh linear --on 1xCPU", "plan linear --on 2xCPU", "train linear"]
+)
+def test_a_working_directory_that_was_deleted_is_named(meshwright, words, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = meshwright(*words.split())
+    assert (done.status, done.output) == (2, "")
+    assert "error: the working directory of this command is gone: " in done.talk

@@ -5,11 +5,12 @@ import sys
 import jax
 import pytest
 
+from meshwright import weigh
 from meshwright.compiler import compile_program
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
 from meshwright.worker._arguments import argument_paths
-from meshwright.worker._foreign import foreign_program, lower_foreign
+from meshwright.worker._foreign import foreign_program, lower_foreign, on_the_fleet
 
 FLEETS = ["8xH100", pytest.param("1xCPU", marks=pytest.mark.long)]
 
@@ -103,7 +104,9 @@ def program(request_for, tmp_path, monkeypatch):
     def make(text, function="train_step", module="somebodys"):
         (tmp_path / "somebodys.py").write_text(text)
         sys.modules.pop("somebodys", None)
-        return foreign_program(request(function, module), mesh_of((("data", 8),), jax.devices()))
+        asked = request(function, module)
+        with on_the_fleet(asked, jax.devices()):
+            return foreign_program(asked, mesh_of((("data", 8),), jax.devices()))[:3]
 
     make.request = request
     return make
@@ -222,6 +225,80 @@ def test_what_the_steps_own_jit_says_of_its_arguments_is_where_they_lie(program)
     (of_params, of_x), _ = lowered.compile().input_shardings
     assert of_params["w"].shard_shape((16,)) == (2,)
     assert of_x.is_fully_replicated
+
+
+def test_a_function_may_not_look_at_values_that_nobody_computes(program, tmp_path):
+    text = (
+        "import jax.numpy as jnp\n"
+        "def train_step(mesh):\n"
+        "    weights = jnp.ones((512, 512))\n"
+        "    print(weights)\n"
+        "    scale = float((weights @ weights).mean())\n"
+        "    return lambda w: w * scale, (weights,)\n"
+    )
+    message, hint = refused(program, text)
+    place = f"{tmp_path / 'somebodys.py'}:5"
+    assert message == f"somebodys:train_step reads the value of an array of shape () at {place} (float)"
+    assert hint.startswith("arrays are shapes while it is called")
+
+
+BY_NAME = """
+import functools, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+S = jax.ShapeDtypeStruct
+
+def on(mesh, spec, *shape):
+    return S(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+def typed_key(mesh):
+    def step(w, x, key, unused, rate, nothing):
+        mask = jax.random.bernoulli(key, 0.9, x.shape)
+        return w - rate * jax.grad(lambda w: jnp.mean(((x * mask) @ w) ** 2))(w)
+    return step, (on(mesh, P(), 64, 64), on(mesh, P("data"), 128, 64), jax.random.key(0),
+                  np.zeros(7), 0.1, None)
+
+def static_arguments(mesh):
+    step = jax.jit(lambda w, x, n, mode: functools.reduce(lambda v, _: jnp.tanh(v @ w), range(n), x),
+                   static_argnums=(2,), static_argnames=("mode",))
+    return step, (on(mesh, P(), 64, 64), on(mesh, P("data"), 128, 64), 3), {"mode": "train"}
+
+def mesh_of_its_own(mesh):
+    mine = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
+    places = NamedSharding(mine, P()), NamedSharding(mine, P("batch"))
+    step = jax.jit(lambda w, x: (x @ w).mean(), in_shardings=places)
+    return step, (S((64, 64), jnp.float32), S((128, 64), jnp.float32))
+
+def put_on_the_mesh(mesh):
+    w = jax.device_put(jnp.ones((64, 64)), NamedSharding(mesh, P()))
+    return (lambda w, x: (x @ w).mean()), (w, on(mesh, P("data"), 128, 64))
+
+def closed_over(mesh):
+    w = jnp.ones((64, 64))
+    return (lambda x: (x @ w).mean()), (on(mesh, P("data"), 128, 64),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "products", "axis", "names"),
+    [
+        ("typed_key", 2, "data", ["w", "x", "key", "rate"]),
+        ("static_arguments", 3, "data", ["w", "x"]),
+        ("mesh_of_its_own", 1, "batch", ["w", "x"]),
+        ("put_on_the_mesh", 1, "data", ["w", "x"]),
+        ("closed_over", 1, "data", ["closed_over[0]", "x"]),
+    ],
+)
+def test_what_works_at_hand_works_by_name(monkeypatch, tmp_path, function, products, axis, names):
+    (tmp_path / "by_name.py").write_text(BY_NAME)
+    monkeypatch.chdir(tmp_path)
+    made = weigh(f"by_name.py:{function}", on="8xH100")
+    assert made.ledger.flops.model == products * 2 * 128 * 64 * 64
+    assert made.compiled.mesh_axes == made.layout.axes == ((axis, 8),)
+    by_path = {each.path: each for each in made.compiled.arguments}
+    assert list(by_path) == names
+    assert by_path["x"].axes == (axis,)
+    assert by_path["x"].device_bytes == 4 * 128 * 64 // 8
+    assert by_path[names[0]].device_bytes == 4 * 64 * 64
 
 
 def test_arguments_are_named_as_jax_names_them():

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.worker._foreign import foreign_program, lower_foreign
+from meshwright.worker._foreign import foreign_program, lower_foreign, on_the_fleet
 from tests import commands
 
 LAYOUT = (("data", 4), ("tensor", 2))
@@ -36,8 +36,8 @@ def told(request_for, tmp_path, monkeypatch):
         (tmp_path / "wrong.py").write_text(HEAD + textwrap.indent(textwrap.dedent(lines), "    "))
         sys.modules.pop("wrong", None)
         request = request_for("wrong:train_step", fleet, "data=4,tensor=2", search_path=(str(tmp_path),))
-        with pytest.raises(InputError) as error:
-            lower_foreign(request, *foreign_program(request, mesh_of(LAYOUT, jax.devices())))
+        with pytest.raises(InputError) as error, on_the_fleet(request, jax.devices()):
+            lower_foreign(request, *foreign_program(request, mesh_of(LAYOUT, jax.devices()))[:3])
         assert error.value.exit_code == 2
         return error.value.message, error.value.hint
 

@@ -83,9 +83,9 @@ def test_a_file_that_is_cut_or_of_another_kind_is_named(folder, change, message,
 def test_a_gzip_file_that_is_cut_is_named(folder):
     path = folder / f"{FOUR[1]}.gz"
     path.write_bytes(path.read_bytes()[:-6])
-    assert f"{path} is no whole gzip file" in refused(folder).message
+    assert f"{path}: it is no whole gzip file" in refused(folder).message
     path.write_bytes(b"no gzip")
-    assert f"{path} is no whole gzip file" in refused(folder).message
+    assert f"{path}: it is no whole gzip file" in refused(folder).message
 
 
 def test_images_without_their_labels_are_refused(folder):
@@ -99,10 +99,10 @@ def test_a_label_that_is_none_of_the_ten_is_refused(folder):
 
 
 def test_a_file_that_may_not_be_read_is_named(folder, monkeypatch):
-    def denied(path):
+    def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", denied)
+    monkeypatch.setattr("os.open", denied)
     with pytest.raises(InputError, match=r"cannot read .*: Permission denied"):
         read_idx(folder, FOUR[0], 3)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.data import tokenize
-from meshwright.data._texts import documents_in, pieces_of
+from meshwright.data._texts import ByteTokenizer, fragments_in, pieces_of
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
 
@@ -18,7 +18,8 @@ TEXTS = [f"text {number} " + "é" * (number % 5) for number in range(40)]
 
 
 def documents(path: Path, piece_bytes: int = 1 << 20, key: str = "text") -> list[str]:
-    return [text for piece in pieces_of([str(path)], piece_bytes) for text in documents_in(piece, key)]
+    pieces = pieces_of([str(path)], piece_bytes)
+    return [text for piece in pieces for text, _ in fragments_in(piece, key, ByteTokenizer())]
 
 
 def write(path: Path, texts: list, **options):

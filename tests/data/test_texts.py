@@ -3,6 +3,7 @@
 import builtins
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.data import open_tokenizer
-from meshwright.data._texts import documents_in, pieces_of
+from meshwright.data._texts import ByteTokenizer, fragments_in, pieces_of
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
 
 
 def documents(path: Path, piece_bytes: int = 1 << 20, key: str = "text") -> list[str]:
-    return [text for piece in pieces_of([str(path)], piece_bytes) for text in documents_in(piece, key)]
+    pieces = pieces_of([str(path)], piece_bytes)
+    return [text for piece in pieces for text, _ in fragments_in(piece, key, ByteTokenizer())]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -93,11 +95,11 @@ def test_inputs_that_cannot_serve_are_refused(tmp_path: Path):
 
 
 def test_a_text_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(self: Path):
+    def refuse(*_: object):
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.txt").write_text("a")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(InputError, match=r"cannot read .*a\.txt: Permission denied"):
         documents(tmp_path / "a.txt")
 

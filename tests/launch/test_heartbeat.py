@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.launch._coordination import SILENT_LOOKS, SILENT_SECONDS, Heartbeat
+from meshwright.launch._coordination import LEFT_LOOKS, SILENT_SECONDS, Heartbeat
 
 
 class Board:
@@ -99,16 +99,15 @@ def test_a_first_process_that_takes_no_answers_is_named_by_another(three, capfd,
 
 
 def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by_itself(three, capfd):
-    rolls, ended, clock = three
+    rolls, ended, _clock = three
     rolls[1].start()
-    rolls[1].leave("MemoryError: no room for the batch", 1, wait=False)
+    rolls[1].leave("MemoryError: no room for the batch", 1)
     rolls[0].beat()
     assert ended == [(1, 1)]
-    clock[0] += SILENT_SECONDS + 1
-    for _ in range(SILENT_LOOKS + 1):
-        rolls[2].beat()
-        if len(ended) == 1:
-            rolls[0].beat()
+    for _ in range(LEFT_LOOKS + 1):
+        assert ended == [(1, 1)]
+        for roll in (rolls[2], rolls[0]):
+            roll.beat()
     assert ended == [(1, 1), (0, 4)]
     assert (
         "error: process 1 of 3 on host1 ended: MemoryError: no room for the batch" in capfd.readouterr().err
@@ -118,7 +117,7 @@ def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by
 def test_when_the_first_leaves_the_others_end_too(three):
     rolls, ended, _ = three
     rolls[0].start()
-    rolls[0].leave("the loss is nan", 1, wait=False)
+    rolls[0].leave("the loss is nan", 1)
     rolls[2].beat()
     assert ended == [(0, 1), (2, 4)]
 
@@ -129,9 +128,21 @@ def test_a_process_that_broke_off_leaves_it_to_the_roll_to_name_the_one_that_die
         roll.beat()
     rolls[0].start()
     clock[0] += SILENT_SECONDS + 1
-    rolls[0].leave("RuntimeError: connection reset by peer", 4, wait=True)
+    rolls[0].await_verdict()
     assert ended[0] == (0, 4)
     assert "process 1 of 3 on host1 has given no sign of life" in capfd.readouterr().err
+
+
+def test_a_process_that_broke_off_since_the_first_is_gone_says_so_at_once(three, capfd):
+    rolls, ended, _ = three
+
+    def gone(*_: object, **__: object) -> None:
+        raise RuntimeError("UNAVAILABLE: the coordinator is gone")
+
+    rolls[2]._client.key_value_set = gone
+    rolls[2].await_verdict()
+    assert ended == [(2, 4)]
+    assert "error: process 2 of 3 on host2 has lost the first process" in capfd.readouterr().err
 
 
 def test_an_error_of_the_service_is_not_taken_for_an_answer(three):

@@ -2,6 +2,8 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,14 +50,14 @@ def probes(monkeypatch, tmp_path) -> list[Path]:
 def test_a_machine_is_measured_once(probes, tmp_path):
     assert calibration_of_this_machine() == calibration_of_this_machine() == MADE
     assert len(probes) == 1
-    (kept,) = (tmp_path / "cache").iterdir()  # nothing is left beside it
-    assert kept.name.startswith("calibration-")
+    assert [name.partition("-")[0] for name in os.listdir(tmp_path / "cache")].count("calibration") == 1
+    assert len(os.listdir(tmp_path / "cache")) == 2  # nothing is left beside it but its lock
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", MADE.to_json().replace("1e-06", "-1").encode()])
 def test_a_corrupt_file_is_measured_again(probes, tmp_path, content: bytes):
     calibration_of_this_machine()
-    (kept,) = (tmp_path / "cache").iterdir()
+    (kept,) = (tmp_path / "cache").glob("calibration-*")
     kept.write_bytes(content)
     assert calibration_of_this_machine() == MADE
     assert len(probes) == 2
@@ -77,7 +79,7 @@ def test_a_probe_that_fails_shows_its_last_lines(monkeypatch, tmp_path, measure)
     with pytest.raises(MeshwrightError, match=r"No module named .*_no_such_probe") as error:
         measure()
     assert "-m meshwright.measure._no_such_probe" in error.value.hint
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("[!.]*")) == []
 
 
 def test_a_probe_that_never_ends_is_stopped(monkeypatch, tmp_path):
@@ -96,7 +98,7 @@ def test_asking_for_a_calibration_imports_no_jax(tmp_path):
     environment = {**os.environ, "MESHWRIGHT_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (kept,) = tmp_path.iterdir()
+    (kept,) = tmp_path.glob("calibration-*")
     measured = Calibration.from_json(kept.read_text())  # by the real probe: a processor made in this century
     assert measured.matmul_flops_per_second.keys() == {"fp32", "bf16"}
     assert 1e9 < measured.matmul_flops_per_second["fp32"] < 1e15
@@ -219,3 +221,37 @@ def test_the_processor_has_the_name_the_kernel_gives_it(tmp_path, monkeypatch):
 def test_a_kernel_that_gives_no_name_leaves_the_architecture(tmp_path, monkeypatch):
     monkeypatch.setattr(_calibration, "CPUINFO", tmp_path / "none")
     assert _calibration.cpu_model()
+
+
+def test_of_ten_first_callers_one_measures_and_the_others_wait_for_its_rates(probes, monkeypatch):
+    together, measuring = threading.Barrier(10), threading.Semaphore(0)
+
+    def answer(path: Path, **_: bool) -> Calibration:
+        probes.append(path)
+        measuring.acquire(timeout=0.2)  # long enough for the others to ask
+        return dataclasses.replace(MADE, launch_seconds=1e-6 * len(probes))
+
+    def ask() -> Calibration:
+        together.wait()
+        return calibration_of_this_machine()
+
+    monkeypatch.setattr(_calibration, "_run_probe", answer)
+    with ThreadPoolExecutor(10) as pool:
+        got = [each.result() for each in [pool.submit(ask) for _ in range(10)]]
+    assert len(probes) == 1
+    assert got == [MADE] * 10
+
+
+def test_of_several_that_doubt_the_rates_one_measures_again(probes, monkeypatch):
+    calibration_of_this_machine()
+    doubt_calibration("CPU", "a run took longer")
+    together = threading.Barrier(4)
+
+    def ask() -> Calibration:
+        together.wait()
+        return calibration_of_this_machine()
+
+    with ThreadPoolExecutor(4) as pool:
+        got = [each.result() for each in [pool.submit(ask) for _ in range(4)]]
+    assert len(probes) == 2
+    assert {each.measured_again for each in got} == {"a run took longer"}

@@ -91,9 +91,22 @@ def matters(printed: str) -> list[str]:
     return rows[start : rows.index("", start)]
 
 
+def test_a_category_of_a_twentieth_of_the_memory_has_a_row_and_an_unclear_one_a_reason(weighing, text):
+    sizes = {f"category_number_{n}": 5 * GIB for n in range(6)}
+    sizes |= {"fragmentation": 4 * GIB, "other": 3 * GIB, "small": GIB // 8}
+    printed = text(
+        weighing(memory={"by_category": sizes, "buffers": (), "reserved_bytes": 38 * GIB}), width=120
+    )
+    rows = lines(printed)
+    assert any(row.startswith("fragmentation 4.00 GiB") for row in rows)
+    assert any(row.startswith("other 3.00 GiB") for row in rows)
+    assert "fragmentation, gaps between arrays that the compiler's plan leaves at the peak" in printed
+    assert "of no phase that its names show" in " ".join(rows)
+
+
 @pytest.mark.parametrize(("width", "most"), [(100, 25), (80, 31)])
 def test_all_of_it_is_one_screen_however_much_there_is_to_say(weighing, text, width: int, most: int):
-    sizes = {f"category_number_{n}": 3 * GIB for n in range(16)}
+    sizes = {f"category_number_{n}": 16 * GIB >> n for n in range(16)}
     made = weighing(
         num_steps=3750,
         price=1.8,

@@ -274,3 +274,10 @@ def test_what_a_checkpoint_says_of_its_run_is_checked_before_it_is_used(change, 
     about = {**about_of(load_config("bytes-nano"), ONE), "data_offset": 0, **change}
     said = about_complaint(about)
     assert said == (f"manifest.json is not as a run writes it: about.{wrong}" if wrong else "")
+
+
+def test_a_folder_whose_name_cannot_hold_checkpoints_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(InputError, match=r"takes its backslash for a slash") as refused:
+        look(tmp_path / "a\\b")
+    assert refused.value.hint == f"name another folder: {tmp_path}/a_b"
+    assert contents(tmp_path) == {}

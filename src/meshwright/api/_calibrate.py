@@ -5,8 +5,6 @@ Used by: `cli`, and users as `mw.calibrate`.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,17 @@ from typing import Any
 
 from ..config import Overrides, RunConfig
 from ..errors import InputError
-from ..hardware import STEP_TIME, TRACE, Fleet, MeasuredClass, MeasuredRun, MeasuredRuns
+from ..files import read_json, read_text, read_toml, reason
+from ..hardware import (
+    LONGEST_STEP_SECONDS,
+    SHORTEST_STEP_SECONDS,
+    STEP_TIME,
+    TRACE,
+    Fleet,
+    MeasuredClass,
+    MeasuredRun,
+    MeasuredRuns,
+)
 from ..hlo import FREE, Executions
 from ..ledger import executions_in
 from ..measure import (
@@ -134,9 +142,9 @@ def measured_steps_in(file: Path) -> tuple[MeasuredStep, ...]:
     """
     hint = '[[run]] with config = "llama3-8b", on = "64xH100", measured = "1.31s", set = ["layout=fsdp=64"]'
     try:
-        tables = tomllib.loads(file.read_text("utf-8")).get("run", [])
+        tables = read_toml(file).get("run", [])
     except (OSError, ValueError) as broken:
-        raise InputError(f"{file} cannot be read: {broken}", hint=hint) from broken
+        raise InputError(f"{file} cannot be read: {reason(broken)}", hint=hint) from broken
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{file} has no [[run]]", hint=hint)
     return tuple(_step_of(table, f"{file}, run {place}", hint) for place, table in enumerate(tables, 1))
@@ -175,6 +183,9 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         measurement, own_fleet = _measurement_of(step.config)
         assert measurement.step_seconds is not None, "a run without timed steps is refused"
         on, seconds = on or own_fleet, measurement.step_seconds.median
+    if seconds is not None:
+        seconds = parse_seconds(seconds) if isinstance(seconds, str) else float(seconds)
+        _check_a_step(seconds)
     if on is None:
         raise InputError("no fleet is named", hint="name the one on which it was measured: --on 64xH100")
     weighing = weigh(step.config, on=on, layout=step.layout, overrides=step.overrides, on_event=on_event)
@@ -192,7 +203,7 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         traced = _traced(Path(step.trace), weighing, executions)
     measured = traced.seconds if traced is not None else 0.0
     if seconds is not None:
-        measured = parse_seconds(seconds) if isinstance(seconds, str) else float(seconds)
+        measured = seconds
     _check_possible(measured, weighing, plain)
     classes, notes = ({}, ()) if traced is None else _classes(traced, plain)
     run = MeasuredRun(
@@ -223,8 +234,8 @@ def _measurement_of(config: str | RunConfig) -> tuple[Measurement, str]:
         raise InputError(f"nothing was measured: {name} is not the folder of a run", hint=hint)
     folder = Path(config)
     try:
-        measurement = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))
-        fleet = str(json.loads((folder / "weighing.json").read_text("utf-8"))["fleet"]["name"])
+        measurement = Measurement.from_json(read_text(folder / "measurement.json"))
+        fleet = str(read_json(folder / "weighing.json", strict=False)["fleet"]["name"])
     except (OSError, ValueError, KeyError, TypeError) as missing:
         raise InputError(f"{folder} is not the folder of a finished run: {missing}", hint=hint) from missing
     if measurement.step_seconds is None:
@@ -255,16 +266,25 @@ def _traced(path: Path, weighing: Weighing, executions: Executions) -> TracedSte
     return traced_step(xplane_events(path), classes, others, once)
 
 
+def _check_a_step(measured: float) -> None:
+    """Raise if no step of any program takes that many seconds."""
+    if not 0 < measured <= LONGEST_STEP_SECONDS:
+        raise InputError(
+            f"a step of {measured:.4g} s was not measured: none takes more than {LONGEST_STEP_SECONDS:g} s",
+            hint="give the seconds of one step: --measured 1.31s, 1310ms or 850us",
+        )
+
+
 def _check_possible(measured: float, weighing: Weighing, plain: Prediction) -> None:
-    """Raise if an accelerator could not do a step's products in that time at its peak."""
+    """Raise if the step could not be done in that time: by an accelerator, its products at its peak."""
+    _check_a_step(measured)
     peak = plain.peak_flops_per_second * weighing.fleet.num_devices
-    if weighing.fleet.chip.platform == "cpu" or not peak:
-        return
-    least = weighing.ledger.flops.executed / peak
+    has_peak = weighing.fleet.chip.platform != "cpu" and peak
+    least = weighing.ledger.flops.executed / peak if has_peak else SHORTEST_STEP_SECONDS
     if measured < least:
         raise InputError(
             f"{format_seconds(measured)} for a step of {weighing.name}: its products take at least "
-            f"{format_seconds(least)} at the peak of {weighing.fleet.name}",
+            f"{format_seconds(least)}" + (f" at the peak of {weighing.fleet.name}" if has_peak else ""),
             hint="give the seconds of a whole step with all its microbatches, and the fleet that ran it",
         )
 

@@ -24,7 +24,8 @@ from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..planning import Candidates, FunctionSpace, Search, SearchOutcome, settings_words
 from ..results import STOPPED, Plan, Planned, PlanProgress, Weighing, ignore
-from ._weigh import request_of, resolved, weigh_resolved
+from ._requests import request_of
+from ._weigh import resolved, weigh_resolved
 
 BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
 PROGRESS_SECONDS = 0.5

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..compiler import cache_root, is_compiled, writing_cache
+from ..compiler import cache_lock, cache_root, is_compiled, write_cached
 from ..config import AXES, Overrides, RunConfig, load_config, overridden
 from ..errors import InputError, MeshwrightError
+from ..files import parsed_json
 from ..hardware import Fleet
 from ..measure import measured_runs_for
 from ..results import Plan
@@ -26,6 +29,8 @@ SEARCHED = (
     "batch.microbatch_sequences",
 )
 """The keys of a run that every plan searches. Precision is searched if asked, and stays part of the run."""
+
+PROGRAM = re.compile("[0-9a-f]{32}")  # the key of a compiled program
 
 
 def remember(plan: Plan) -> None:
@@ -39,13 +44,11 @@ def remember(plan: Plan) -> None:
     if str(winner.overrides.get("precision", run.precision)) != run.precision:
         return  # not what a weighing of this run would compare with
     path = _file(run, plan.fleet)
-    known = _read(path)
-    if known is not None and known["seconds"] < best.step_seconds and is_compiled(known["program"]):
-        return
     fields = {"overrides": winner.overrides, "seconds": best.step_seconds, "program": best.folder.name}
-    with contextlib.suppress(MeshwrightError), writing_cache():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(fields))
+    with contextlib.suppress(MeshwrightError), cache_lock(path):
+        known = _read(path)
+        if known is None or known["seconds"] >= best.step_seconds or not is_compiled(known["program"]):
+            write_cached(path, json.dumps(fields))
 
 
 def remembered(run: RunConfig, fleet: Fleet) -> dict[str, Any] | None:
@@ -83,12 +86,15 @@ def _changes(run: RunConfig, override: str) -> bool:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what `remember` wrote: overrides, seconds and the program's key; None if it is not whole."""
     with contextlib.suppress(OSError, ValueError):
-        fields = json.loads(path.read_text())
+        fields = parsed_json(path.read_text("utf-8"))
         match fields:
-            case {"overrides": dict(), "seconds": float(), "program": str()}:
-                return fields
+            case {"overrides": dict(overrides), "seconds": float(seconds), "program": str(program)}:
+                known = all(key in (*SEARCHED, "precision") for key in overrides)
+                plain = all(isinstance(value, str | int | None) for value in overrides.values())
+                if known and plain and 0 < seconds < math.inf and PROGRAM.fullmatch(program):
+                    return fields
             case _:
-                return None
+                pass
     return None
 
 

@@ -44,8 +44,9 @@ from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, ignore
 from ..torch_account import is_torch_module
 from ._candidates import CandidateRunner, FunctionPrograms, RunPrograms, usual_workers
 from ._known_plans import remember
+from ._requests import request_of
 from ._torch import is_torch_function
-from ._weigh import config_of_run, fleet_of, knobs_of, request_of, totals_of
+from ._weigh import config_of_run, fleet_of, knobs_of, totals_of
 
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried

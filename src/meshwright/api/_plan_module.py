@@ -24,8 +24,9 @@ from ..ledger import allowance, usable_bytes
 from ..planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
 from ..results import Plan, PlanProgress, Weighing, ignore
 from ._candidates import CandidateRunner, ForeignPrograms
+from ._requests import request_of
 from ._torch_program import LOOP, UNROLLED, NamedProgram, module_program, module_step, weigh_module_program
-from ._weigh import RunFacts, request_of
+from ._weigh import RunFacts
 
 AXES = ("data", "fsdp")  # outermost first: gathers stay within hosts
 CHECKPOINT, LAYERS = "checkpoint", "layers"

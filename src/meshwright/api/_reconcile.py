@@ -12,10 +12,11 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
-from ..compiler import cache_root, writing_cache
+from ..compiler import cache_lock, cache_root, writing_cache
 from ..errors import InputError, MeshwrightError
+from ..files import MOST_RECORD_BYTES, parsed_json, read_bytes, read_text, reason
 from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
 from ..reconciliation import reconcile as compared
 from ..records import read_record
@@ -60,7 +61,7 @@ def reconciled(
         if found is None:
             raise InputError(f"{path} cannot be read: No such file or directory", hint=hint)
         return found, ()
-    about = _read(folder / "weighing.json", json.loads) or {}
+    about = _read(folder / "weighing.json", parsed_json) or {}
     try:
         config, fleet = str(about["config"]), str(about["fleet"]["name"])
     except (KeyError, TypeError) as missing:
@@ -77,12 +78,12 @@ def reconciled(
 def _read(path: Path, parse: Callable[[str], T]) -> T | None:
     """Return what a file holds; None if there is none."""
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as refused:
         hint = "name the folder that `meshwright train` wrote"
-        raise InputError(f"{path} cannot be read: {refused}", hint=hint) from refused
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=hint) from refused
 
 
 def add_to_history(
@@ -91,13 +92,23 @@ def add_to_history(
     """Add a run to the history of errors, and return its lines; one that cannot be written stays as it is."""
     rows = past_rows(reconciliation, measurement, run=str(folder.resolve()), config=config, fleet=fleet)
     path = history_path()
-    with contextlib.suppress(MeshwrightError), writing_cache():
-        known = {row.key for row in history().rows}
+    own = json.dumps(str(folder.resolve()))  # as it stands in each line of this run: no other line is parsed
+    with contextlib.suppress(MeshwrightError), cache_lock(path), writing_cache(), _opened(path) as file:
+        known, last = set[Any](), "\n"
+        for last in file:
+            if own in last and (row := _row_in(last)) is not None:
+                known.add(row.key)
         lines = [json.dumps(dataclasses.asdict(row)) + "\n" for row in rows if row.key not in known]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(lines))
+        before = "" if last.endswith("\n") else "\n"  # a crash may have cut the last line off
+        file.write(before + "".join(lines))
     return rows
+
+
+def _opened(path: Path) -> IO[str]:
+    """Open a file to read it from its beginning and to append to it."""
+    file = path.open("a+", encoding="utf-8", errors="replace")
+    file.seek(0)
+    return file
 
 
 def history() -> History:
@@ -107,18 +118,23 @@ def history() -> History:
         InputError: the file cannot be read.
     """
     path = history_path()
-    rows: list[PastRow] = []
     try:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        lines = read_bytes(path, MOST_RECORD_BYTES).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         lines = []
     except OSError as refused:
         hint = "give yourself permission to read it, or remove it"
-        raise InputError(f"{path} cannot be read: {refused.strerror}", hint=hint) from refused
-    for line in lines:
-        with contextlib.suppress(InputError):
-            rows.append(read_record(PastRow, line, name="a line of the history", hint=""))
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=hint) from refused
+    rows = [row for line in lines if (row := _row_in(line)) is not None]
     return History(file=str(path), rows=tuple({row.key: row for row in rows}.values()))
+
+
+def _row_in(line: str) -> PastRow | None:
+    """Return what a line of the history says; None if it is not whole, or a number is out of range."""
+    try:
+        return read_record(PastRow, line, name="a line of the history", hint="")
+    except InputError:
+        return None
 
 
 def history_path() -> Path:

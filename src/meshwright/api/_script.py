@@ -5,6 +5,7 @@ Used by: users as `mw.weigh_script`, and the command line as `meshwright weigh -
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -17,7 +18,9 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing, ignore
 from ..units import format_rate
-from ._weigh import RunFacts, named_fleet, request_of, totals_of, weigh_lowered
+from ._requests import request_of
+from ._torch_script import is_torch_script, launched_script, torch_script_error
+from ._weigh import RunFacts, named_fleet, totals_of, weigh_lowered
 
 PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 OVERRIDE = re.compile(r"[a-z][\w.]*=.*")
@@ -29,6 +32,7 @@ def weigh_script(
     *,
     on: str | Fleet,
     all_calls: bool = False,
+    auto_meshes: bool = False,
     simulate: bool = False,
     tokens: float | str | None = None,
     tokens_per_step: float | str | None = None,
@@ -44,6 +48,8 @@ def weigh_script(
         command: as for the shell: ["python", "train.py", "--lr", "3e-4"], ["train.py"], or ["-m", "package"].
         on: the fleet, as for `weigh`.
         all_calls: weigh each jitted call with matrix products, not only that one.
+        auto_meshes: make the axes of `jax.make_mesh` without `axis_types` Auto, as scripts for JAX before 0.9
+            expect; JAX makes them Explicit.
         simulate: let the CPU's compiler partition the program for the fleet; the script sees CPU devices.
         tokens, tokens_per_step, price_per_device_hour: as for `weigh`; they hold for each call.
         on_event: called with each `Phase`.
@@ -56,11 +62,12 @@ def weigh_script(
         InputError: the script fails before its step, or has no jitted step; its last lines are quoted.
         CompileError: the compiler failed; the error quotes its message.
     """
-    script = _script_of(command)
-    name = " ".join(script)
     fleet = named_fleet(on, price_per_device_hour)
+    script = _script_of(command, fleet.name)
+    name = " ".join(script)
     known = totals_of(name, tokens_per_step, tokens, price_per_device_hour)
     request = _request(name, fleet, simulate, command=script, all_calls=all_calls)
+    request = dataclasses.replace(request, auto_meshes=auto_meshes)
     on_event(Phase(name="running the script"))
     answer, texts = run_script(request)
     weighed = [(call, files) for call, files in zip(answer.candidates, texts, strict=True) if call.files]
@@ -77,7 +84,7 @@ def weigh_script(
                 files=files,
                 simulate=simulate,
                 on_event=on_event,
-                says=(*answer.notes, *_others(call, others)),
+                says=(*answer.notes, *_others(call, others), *_without_backward(call)),
                 **known,
             )
         )
@@ -132,17 +139,23 @@ def _request(
     )
 
 
-def _script_of(command: Sequence[str]) -> tuple[str, ...]:
+def _script_of(command: Sequence[str], fleet: str) -> tuple[str, ...]:
     """Return a script's file, or `-m` and its module, with the arguments.
 
     Raises:
-        InputError: the command runs no Python script, or the file does not exist.
+        InputError: the command runs no Python script, or one of PyTorch, or the file does not exist.
     """
     words = list(command)
+    launched = launched_script(command)
+    if launched is not None and is_torch_script(Path(launched)):
+        raise torch_script_error(Path(launched), fleet)
     if words and PYTHON.match(os.path.basename(words[0])):
         words = words[1:]
     shown = " ".join(command)
     if words and words[0] == "-m" and len(words) > 1:
+        file = Path(*words[1].split(".")).with_suffix(".py")
+        if is_torch_script(file):
+            raise torch_script_error(file, fleet)
         return tuple(words)
     if not words or not words[0].endswith(".py"):
         hint = "meshwright weigh --on 8xH100 -- python train.py ARGS; without options of python, and "
@@ -153,6 +166,8 @@ def _script_of(command: Sequence[str]) -> tuple[str, ...]:
         raise InputError(f"{shown!r} runs no Python script", hint=hint)
     if not Path(words[0]).is_file():
         raise InputError(f"no file {words[0]}", hint=f"it is looked up in {os.getcwd()}")
+    if is_torch_script(Path(words[0])):
+        raise torch_script_error(Path(words[0]), fleet)
     return tuple(words)
 
 
@@ -169,6 +184,14 @@ def _others(call: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
         listed.append(f"{len(others) - MOST_LISTED} more")
     rest = "; ".join(listed)
     return (f"the step is {call.name}, called at {call.place}; also jitted: {rest} (--all weighs each)",)
+
+
+def _without_backward(call: Candidate) -> tuple[str, ...]:
+    if call.has_backward:
+        return ()
+    return (
+        f"no call with a backward pass came before the script ended, or in a minute: {call.name} is taken",
+    )
 
 
 def _times(count: int) -> str:

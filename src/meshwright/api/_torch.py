@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Layout
 from ..errors import InputError
+from ..files import MOST_SOURCE_BYTES, read_text
 from ..hardware import Fleet
 from ..results import Phase, TorchWeighing
 from ..torch_account import MeshAccount, account_named, require_torch
@@ -79,7 +80,7 @@ def is_torch_function(name: str) -> bool:
     module_name, _, _ = name.rpartition(":")
     try:
         text = _source(module_name)
-    except (OSError, UnicodeDecodeError, ValueError):
+    except (OSError, ValueError):
         return False
     return bool(_TORCH.search(text)) and not _JAX.search(text)
 
@@ -88,10 +89,10 @@ def _source(module_name: str) -> str:
     """Return the text of a module's file, which is looked up first in the working directory; "" if none."""
     parts = module_name.removesuffix(".py").replace("/", ".").split(".")
     if module_name.endswith(".py"):
-        return Path(module_name).read_text("utf-8")
+        return read_text(module_name, MOST_SOURCE_BYTES)
     for file in (Path(*parts).with_suffix(".py"), Path(*parts, "__init__.py")):
         if file.is_file():
-            return file.read_text("utf-8")
+            return read_text(file, MOST_SOURCE_BYTES)
     if importlib.util.find_spec(parts[0]) is None:
         return ""
     try:
@@ -99,7 +100,7 @@ def _source(module_name: str) -> str:
     except ModuleNotFoundError:
         return ""
     origin = None if spec is None else spec.origin
-    return Path(origin).read_text("utf-8") if origin and os.path.isfile(origin) else ""
+    return read_text(origin, MOST_SOURCE_BYTES) if origin and os.path.isfile(origin) else ""
 
 
 def _mesh(fleet: Fleet, layout: str | None) -> Layout:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import Overrides, RunConfig, trainable
 from ..errors import DeviceMemoryError, InputError, MeshwrightError
@@ -28,7 +29,7 @@ from ._weigh import config_to_run, fleet_of, resolved, weigh_resolved
 if TYPE_CHECKING:
     from ..config import Layout
     from ..hardware import Fleet
-    from ..launch import Alone
+    from ..launch import Alone, Facts
     from ..training import Event, RunFolder, RunRequest, StepFlops
 
 REPORT = "report.html"
@@ -54,8 +55,9 @@ def train(
 ) -> Run:
     """Weigh a step, train with that same program, and compare predicted with measured quantities.
 
-    In several processes that `jax.distributed.initialize` has joined, each process makes this same call. The
-    first chooses the folder and writes to it. Each process returns its own measurements.
+    In several processes that `jax.distributed.initialize` has joined, each process makes this same call. They
+    compare their configs, arguments, files and versions before anything is compiled, and their programs
+    before the first step. The first process writes to the folder. Each returns its own measurements.
 
     A refused run leaves its folder as it was. A failed write outside the checkpoints does not end a run. It
     is reported as a notice, at most once an hour, and tried again; `not_written` names files that were never
@@ -78,7 +80,7 @@ def train(
     Raises:
         InputError: as for `weigh`; also packages of the extra `train` that are absent, a fleet that is not
             attached, a folder that cannot be written or that another process writes, a checkpoint of another
-            config, or steps that would be discarded.
+            config, steps that would be discarded, or processes that differ.
         MeshwrightError: a step failed and the config's `faults` end the run, all checkpoints are damaged, or
             jax was already used with other devices.
 
@@ -87,13 +89,14 @@ def train(
     >>> run.measurement.steps, sorted(run.measurement.losses)
     (2, [1, 2])
     """
-    from ..launch import processes_of_this_run
+    from ..launch import agreed, processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    _check_request(steps, profile)
-    peers = processes_of_this_run()
     config = str(begin_from) if config is None and begin_from is not None else config
-    run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+    asked = partial(_run_to_train, config, overrides, layout, folder, resume, steps, profile)
+    call = {"on": on, "folder": folder, "resume": resume, "discard_steps": discard_steps, "steps": steps}
+    peers = processes_of_this_run()
+    run, agreement = agreed(peers, "run", asked, lambda run: _facts_of(run, call, begin_from))
     name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
@@ -120,7 +123,7 @@ def train(
             folder=held,
             steps=num_steps,
             flops=_step_flops(weighing),
-            about={"ledger": weighing.ledger.to_dict()},
+            about={"ledger": weighing.ledger.to_dict(), **({"agreement": agreement} if agreement else {})},
             documents={
                 "config.json": run.model_dump_json(indent=1),
                 "weighing.json": json.dumps(weighing.to_dict(), indent=1),
@@ -133,6 +136,29 @@ def train(
             page=_LivePage(held, peers),
         )
         return _ended(request, weighing, _trained(request))
+
+
+def _run_to_train(
+    config: str | RunConfig | None,
+    overrides: Overrides,
+    layout: str | None,
+    folder: Path | None,
+    resume: bool,
+    steps: int | None,
+    profile: str | Path | None,
+) -> RunConfig:
+    """Return the config to train, with a number of steps; refuse a call that cannot be carried out."""
+    _check_request(steps, profile)
+    return trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+
+
+def _facts_of(run: RunConfig, call: dict[str, Any], begin_from: str | Path | None) -> Facts:
+    """Return what all processes of a run must have in common: its config, the call's arguments, and files."""
+    from ..training import facts_of_run
+
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
+    shown["steps to train"] = shown.pop("steps") or run.steps
+    return facts_of_run(run, shown, None if begin_from is None else Path(begin_from))
 
 
 def _check_request(steps: int | None, profile: str | Path | None) -> None:

@@ -8,23 +8,17 @@ jax: a worker process compiles. Used by: `_explain`, `_train`, `_sweep`, and use
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from ..compiler import (
-    SIMULATED,
-    TARGET_COMPILER,
     Compiled,
-    Request,
     RulesFile,
     TakesNoMesh,
     compile_program,
     is_compiled,
-    read_autotune_results,
-    requested_options,
 )
 from ..config import (
     Layout,
@@ -33,29 +27,28 @@ from ..config import (
     check_layout,
     check_precision,
     load_config,
+    on_nearest_layout,
     overridden,
+    preset_names,
     resolve_batch,
 )
 from ..errors import InputError, MeshwrightError
-from ..extras import how_to_install
-from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
-from ..ledger import allowance
+from ..hardware import Fleet
 from ..predict import checked_price, steps_for
 from ..results import KnownPlan, Phase, TorchWeighing, Weighing, ignore
 from ..torch_account import Account, account_torch, is_torch_module
 from ..units import parse_count
 from ._known_plans import plan_command, remembered
 from ._reckoned import reckoned
+from ._requests import request_of
 from ._torch import is_torch_function, weigh_module, weigh_torch_function
 
 if TYPE_CHECKING:
     import jax
     import torch
 
-BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults", "autotune_results"}  # not read by the step's builder
+NO_BACKWARD = "No backward pass was found: these are the figures of a forward pass, not of a training step"
 LEAST_NAMED_SAVING = 0.05  # share of the step: an earlier plan's best is named if it saves more
-# By platform: the extra that installs its compiler, and its packages.
-COMPILER_PACKAGES = {"cuda": ("nvidia", "jax-cuda13-pjrt", "jax-cuda13-plugin"), "tpu": ("tpu", "libtpu")}
 
 
 @overload
@@ -232,12 +225,58 @@ def weigh(
         known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
         return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known, rules)
     _refuse("a configuration", {"tokens_per_step": tokens_per_step, "rules": rules})
-    run, mesh = resolved(run, fleet)
-    num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
+    is_given = layout is not None or "layout" in _keys_of(overrides)
+    run, mesh, warnings = _on_some_layout(run, fleet, is_given=is_given)
+    num_steps = _steps_of(run, tokens, is_own=not _is_another_batch(config, overrides))
     made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
+    made = dataclasses.replace(made, warnings=warnings)
     if fleet.num_devices == 1 or simulate or made.prediction is None:
         return made
     return dataclasses.replace(made, plan=_known_plan(made, run, plan_command(config, fleet, overrides)))
+
+
+def _keys_of(overrides: Overrides) -> set[str]:
+    """Return the keys that overrides set."""
+    given = [overrides] if isinstance(overrides, str) else overrides
+    return {str(each).partition("=")[0].strip() for each in given}
+
+
+def _is_another_batch(config: str | RunConfig, overrides: Overrides) -> bool:
+    """Return whether a preset's batch is overridden and its steps are not: they are of its own batch."""
+    keys = _keys_of(overrides)
+    is_preset = isinstance(config, str) and config in preset_names()
+    return is_preset and "steps" not in keys and any(key.startswith("batch.") for key in keys)
+
+
+def _steps_of(run: RunConfig, tokens: float | str | None, *, is_own: bool) -> int | None:
+    """Return the steps of a whole run: from its tokens, else its own if `is_own`; None if unknown."""
+    if tokens is not None:
+        return steps_for(tokens, run.batch.tokens_per_step)
+    return run.steps if is_own else None
+
+
+def _on_some_layout(
+    run: RunConfig, fleet: Fleet, *, is_given: bool
+) -> tuple[RunConfig, Layout, tuple[str, ...]]:
+    """Return the run and its layout on a fleet, and a warning if the layout is not the run's own.
+
+    The run's own layout may not suit the fleet. Unless the user gave it, the nearest legal one stands in.
+
+    Raises:
+        InputError: as for `resolved`; of the run's own layout.
+    """
+    try:
+        return *resolved(run, fleet), ()
+    except InputError as refused:
+        near = None if is_given else on_nearest_layout(run, fleet.num_devices)
+        if near is None:
+            raise
+        chunks = "" if near.pipeline_chunks == run.pipeline_chunks else " and pipeline_chunks=1"
+        words = f"Weighed with layout {near.layout}{chunks}, the nearest for {fleet.num_devices} devices"
+        try:
+            return *resolved(near, fleet), (f"{words}: {run.layout} of {run.name} does not",)
+        except InputError:
+            raise refused from None
 
 
 def _weigh_as(
@@ -416,14 +455,16 @@ def weigh_lowered(
     Raises:
         InputError: its mesh has another number of devices than the fleet.
     """
-    alone = num_devices == 1 and fleet.num_devices > 1
+    alone, idle, warnings = num_devices == 1 and fleet.num_devices > 1, 0, tuple[str, ...]()
     if not alone and num_devices != fleet.num_devices:
         raise InputError(
             f"the arguments lie on a mesh of {num_devices} devices, and {fleet.name} has {fleet.num_devices}",
             hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
         )
     if alone:
-        says = (*says, f"one device of {fleet.name} works: no argument is sharded over a mesh")
+        idle = fleet.num_devices - 1
+        others = "the other one stands" if idle == 1 else f"{idle} stand"
+        warnings = (f"One device of {fleet.name} works, and {others} idle: no argument lies on a mesh",)
         fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
     mesh = Layout(axes=tuple(mesh_axes) or (("data", 1),))
     request = request_of(name, fleet, mesh, simulate)
@@ -434,7 +475,8 @@ def weigh_lowered(
     compiled = dataclasses.replace(compiled, tokens_per_step=tokens_per_step)
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
     ledger = dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions))
-    return dataclasses.replace(made, ledger=ledger, num_steps=num_steps)
+    warnings = (*warnings, *made.warnings)
+    return dataclasses.replace(made, ledger=ledger, num_steps=num_steps, warnings=warnings, idle_devices=idle)
 
 
 def _refuse(what: str, given: Mapping[str, Any], hint: str = "") -> None:
@@ -509,6 +551,8 @@ def weigh_resolved(
     run = config if isinstance(config, RunConfig) else None
     if tokens_per_step is not None:
         compiled = dataclasses.replace(compiled, tokens_per_step=tokens_per_step)
+    if run is None:  # its arguments may lie on a mesh of its own
+        layout = Layout(axes=compiled.mesh_axes)
     made = _accounted(request.name, run, fleet, layout, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=num_steps)
 
@@ -535,7 +579,14 @@ def _accounted(
         ledger=figures.ledger,
         prediction=figures.prediction,
         no_prediction=figures.no_prediction,
+        warnings=() if run is not None or _has_backward(compiled) else (NO_BACKWARD,),
     )
+
+
+def _has_backward(compiled: Compiled) -> bool:
+    """Return whether a program computes gradients, or has no products at all."""
+    flops = compiled.traced_flops.by_phase
+    return flops.get("backward", 0) > 0 or not any(flops.values())
 
 
 def named_fleet(on: str | Fleet | None, price_per_device_hour: float | str | None) -> Fleet:
@@ -616,69 +667,3 @@ def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layo
             hint="run it with your own loop, or write a config; `meshwright presets` lists some",
         )
     return run
-
-
-def request_of(
-    config: str | RunConfig,
-    fleet: Fleet,
-    layout: Layout,
-    simulate: bool = False,
-    knobs: Mapping[str, str] | None = None,
-) -> Request:
-    """Return what a compile worker is asked for: the program of a config and layout from `resolved`.
-
-    `knobs`: keyword arguments of a foreign program's function.
-    """
-    platform = fleet.chip.platform
-    simulated = simulate and platform != "cpu"
-    topology: dict[str, Any] = {}
-    if simulated:
-        platform = "cpu"
-    elif platform != "cpu":
-        check_compilable(fleet.chip)
-        _check_compiler_package(fleet)
-        beside = sum(allowance(fleet, layout.axes).values())
-        share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
-        topology = topology_arguments(fleet, share)
-    ours = isinstance(config, RunConfig)
-    target = fleet.chip.target
-    described = "" if target is None else gpu_description(target)
-    results = read_autotune_results(config.autotune_results, platform, described) if ours else ""
-    name = config.name if ours else config
-    if knobs:
-        name += f"({', '.join(f'{knob}={value}' for knob, value in knobs.items())})"
-    return Request(
-        name=name,
-        fleet=fleet.name,
-        platform=platform,
-        source=SIMULATED if simulated else TARGET_COMPILER,
-        topology=topology,
-        num_devices=fleet.num_devices,
-        mesh_axes=layout.axes,
-        options=requested_options(
-            platform,
-            layout.axes,
-            deterministic=ours and config.deterministic,
-            eight_bits=ours and config.precision == "fp8",
-            autotuning="load" if results else "off",
-        ),
-        autotune_results=results,
-        config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
-        function=None if ours else config,
-        search_path=() if ours else (os.getcwd(),),
-        knobs=dict(knobs or {}),
-    )
-
-
-def _check_compiler_package(fleet: Fleet) -> None:
-    """Raise if the fleet's compiler is not installed; the hint names the extra that installs it."""
-    platform = fleet.chip.platform
-    extra, *packages = COMPILER_PACKAGES[platform]
-    try:
-        for package in packages:
-            importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as missing:
-        raise InputError(
-            f"the compiler for {fleet.chip.name} is not installed: package {missing.name} is missing",
-            hint=f"{how_to_install(extra)}, or add --simulate to let the CPU's compiler stand in",
-        ) from missing

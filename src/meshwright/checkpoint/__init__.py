@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._folder import lock_folder as lock_folder
     from ._folder import newest_checkpoint as newest_checkpoint
     from ._folder import open_own as open_own
+    from ._folder import path_for_arrays as path_for_arrays
     from ._folder import steps_in as steps_in
     from ._folder import unread_newest as unread_newest
     from ._folder import write_probe as write_probe

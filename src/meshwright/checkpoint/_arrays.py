@@ -32,8 +32,8 @@ from jax.sharding import SingleDeviceSharding
 from ..errors import InputError, MeshwrightError
 from ..extras import not_installed
 from ..sharding import num_chunks_of, shape_of_layers
-from ._folder import Found
-from ._manifest import Piece, StoredArray
+from ._folder import Found, path_for_arrays
+from ._manifest import STATE, Piece, StoredArray
 
 try:
     import tensorstore as ts
@@ -43,7 +43,6 @@ except ModuleNotFoundError as missing:
 Tree = Any
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # its start in the array, and its shape
 
-STATE = "state"  # the folder of the arrays, and their name for Orbax
 PROCESS_STATE = "ocdbt.process_{}"  # the database of a process other than the first, as Orbax names it
 CHUNK_BYTES = 1 << 25  # at most, where an array can be divided so; whoever reads a box reads whole chunks
 CACHE_BYTES = 1 << 27  # of chunks while restoring: boxes of several devices may lie in one
@@ -230,6 +229,33 @@ def merge_processes(folder: Path, num_processes: int, arrays: Sequence[HostArray
         raise OSError(f"{state} holds {held} of {needed} entries: the processes do not see the same folder")
 
 
+def check_written(folder: Path, arrays: Sequence[StoredArray]) -> None:
+    """Open every array of a checkpoint from its files, as `restore` does, before it is called saved.
+
+    Raises:
+        OSError: an array is not there, or has another shape or format.
+    """
+    context = ts.Context()  # one of its own, so that nothing comes from the memory of the writer
+    opening = [(array, _open(folder, array, context)) for array in arrays]
+    for array, opened in opening:
+        try:
+            opened.result()
+        except ValueError as wrong:
+            raise OSError(f"{array.path} cannot be read back: {_reason(wrong)}") from wrong
+
+
+def _open(folder: Path, array: StoredArray, context: ts.Context) -> ts.Future[ts.TensorStore]:
+    """Begin to open an array of a checkpoint's folder for reading, with the shape and format it must have."""
+    spec = _stored_array(folder / STATE, array.path) | {"fill_missing_data_reads": False}
+    dtype, shape = ts.dtype(array.dtype), array.shape
+    return ts.open(spec, open=True, read=True, context=context, dtype=dtype, shape=shape)
+
+
+def _reason(wrong: ValueError) -> str:
+    """Return TensorStore's words without the long specification that it appends."""
+    return str(wrong).split(" [tensorstore_spec=")[0]
+
+
 def _describe_tree(folder: Path, arrays: Sequence[HostArray]) -> None:
     """Write what Orbax reads of the tree: its arrays are numpy's, so that they fit any device."""
     tree: dict[str, Any] = {}
@@ -250,7 +276,7 @@ def _describe_tree(folder: Path, arrays: Sequence[HostArray]) -> None:
 
 def _database(folder: Path) -> dict[str, Any]:
     config = {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "compression": None}
-    base = {"driver": "file", "path": f"{folder}/"}
+    base = {"driver": "file", "path": f"{path_for_arrays(folder)}/"}
     return {"driver": "ocdbt", "base": base, "config": config, "target_data_file_size": FILE_BYTES}
 
 
@@ -411,22 +437,17 @@ class _Reader:
         """
         try:
             if array.pieces is None:
-                read = self._open(array)[_slices(*box)].read().result()
+                opened = _open(self._found.folder, array, self._context).result()
+                read = opened[_slices(*box)].read().result()
                 values = empty_unaligned(box[1], read.dtype)
                 values[...] = read
                 return values
             return self._gather(array, array.pieces, box)
         except ValueError as wrong:
-            reason = str(wrong).split(" [tensorstore_spec=")[0]
             raise MeshwrightError(
-                f"{array.path} cannot be read from {self._found.words}: {reason}",
+                f"{array.path} cannot be read from {self._found.words}: {_reason(wrong)}",
                 hint="move this checkpoint away, to go on from the one before it",
             ) from wrong
-
-    def _open(self, array: StoredArray) -> ts.TensorStore:
-        spec = _stored_array(self._found.folder / STATE, array.path) | {"fill_missing_data_reads": False}
-        dtype, shape = ts.dtype(array.dtype), array.shape
-        return ts.open(spec, open=True, read=True, context=self._context, dtype=dtype, shape=shape).result()
 
     def _gather(self, array: StoredArray, pieces: Sequence[Piece], box: Box) -> np.ndarray:
         """Read a box from the pieces of format 1."""

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from ..launch import Alone
 from ..units import format_bytes
-from ._arrays import HostArray, Tree, copy_off, merge_processes, write_shards
+from ._arrays import HostArray, Tree, check_written, copy_off, merge_processes, write_shards
 from ._folder import CheckpointFolder, Complaint, Found, found_at, newest_checkpoint, partial_folder, steps_in
 from ._manifest import (
     FORMAT,
@@ -27,6 +27,7 @@ from ._manifest import (
     Manifest,
     StoredArray,
     StoredFile,
+    check_holds_arrays,
     files_below,
     parsed,
     stored_files,
@@ -229,6 +230,8 @@ class Checkpoints:
         files += stored_files(folder, own, sync=True)
         stored = tuple(StoredArray(path=array.path, shape=array.shape, dtype=array.dtype) for array in arrays)
         manifest = Manifest(format=FORMAT, step=step, about=dict(about), arrays=stored, files=tuple(files))
+        check_holds_arrays(manifest)
+        check_written(folder, stored)
         write_manifest(folder, manifest)
         self._owned[0].commit(step)
         return sum(file.num_bytes for file in files)

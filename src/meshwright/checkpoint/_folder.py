@@ -81,6 +81,7 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
+        path_for_arrays(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(folder, f"checkpoints in {folder} are")
@@ -160,6 +161,24 @@ class CheckpointFolder:
                 left.rename(final)
             else:
                 shutil.rmtree(left)
+
+
+def path_for_arrays(folder: Path) -> Path:
+    """Return the path by which TensorStore finds a folder: without `..`, and with links followed before it.
+
+    Raises:
+        InputError: the path has a backslash, which TensorStore takes for a slash, or is not UTF-8.
+    """
+    path = Path(os.path.realpath(folder)) if ".." in folder.parts else folder
+    why = "TensorStore, which writes the arrays, takes its backslash for a slash" if "\\" in str(path) else ""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        why = "it is not text in UTF-8"
+    if why:
+        plain = re.sub(r"[^\w./=+,-]+", "_", path.as_posix(), flags=re.ASCII)
+        raise InputError(f"checkpoints cannot be kept in {path}: {why}", hint=f"name another folder: {plain}")
+    return path
 
 
 def lock_folder(folder: Path, what: str) -> IO[str]:

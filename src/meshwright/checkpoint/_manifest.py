@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,12 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from ..errors import InputError
+from ..formats import format_of_dtype
+
 MANIFEST, MANIFEST_HASH = "manifest.json", "manifest.json.sha256"
+STATE = "state"  # the folder of the arrays
+DATABASE = f"{STATE}/manifest.ocdbt"  # the file through which TensorStore finds all of them
 FORMAT, FORMAT_OF_PIECES = 2, 1
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=0, lt=2**56)]  # of bytes or elements; numpy counts bytes in 63 bits
@@ -180,7 +186,33 @@ def examined(folder: Path, step: int) -> Manifest:
         raise Damaged(f"{MANIFEST} names an array twice")
     if any((array.pieces is None) != (manifest.format == FORMAT) for array in manifest.arrays):
         raise Damaged(f"{MANIFEST} holds arrays of another format than {manifest.format}")
+    check_holds_arrays(manifest)
     return manifest
+
+
+def check_holds_arrays(manifest: Manifest) -> None:
+    """Raise if the files that a manifest names cannot hold its arrays, which are stored uncompressed.
+
+    Raises:
+        Damaged: TensorStore's database is not among the files, or they have too few bytes.
+    """
+    if manifest.format != FORMAT or not manifest.arrays:
+        return
+    sizes = {file.name: file.num_bytes for file in manifest.files if file.name.startswith(f"{STATE}/")}
+    if DATABASE not in sizes:
+        raise Damaged(f"{MANIFEST} does not name {DATABASE}, which holds the arrays")
+    held, needed = sum(sizes.values()), sum(map(_least_bytes, manifest.arrays))
+    if held < needed:
+        raise Damaged(f"the files in {STATE} have {held:,} bytes, and the arrays need {needed:,}")
+
+
+def _least_bytes(array: StoredArray) -> int:
+    """Return the fewest bytes that an array can take; 0 if its format is unknown here."""
+    try:
+        bits = format_of_dtype(array.dtype).bits
+    except InputError:
+        return 0
+    return math.prod(array.shape) * bits // 8
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ none of these.
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -19,7 +20,7 @@ from typing import Annotated
 import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
-from meshwright.launch import leave
+from meshwright.launch import await_verdict, leave
 from meshwright.plugins import quiet_jax_plugins
 
 from ._calibrate import calibrate, reconcile
@@ -120,15 +121,27 @@ def _status() -> int:
     except Exception as error:
         if interrupts:  # an import that Ctrl-C interrupts may fail in any way
             return EXIT_INTERRUPTED
+        if isinstance(error, OSError) and (gone := _lost_working_folder()):
+            return _reported(InputError(gone, hint="change to a folder that exists: cd ~"))
         if isinstance(error, OSError) and error.errno in REFUSALS:
             file = "" if error.filename is None else f" {error.filename}"
             what = f"the system refuses a file{file}: {error.strerror}"
             hint = "choose another place, or make room or give permission there"
             return _reported(MeshwrightError(what, hint=hint))
+        await_verdict()  # if a lost peer is the cause, this process ends here in its words
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        leave(words, EXIT_BROKE_OFF, wait=True)  # the cause may be a lost peer, which is then reported first
+        leave(words, EXIT_BROKE_OFF)
         return EXIT_BROKE_OFF
+
+
+def _lost_working_folder() -> str:
+    """Say that the working directory was deleted or may not be read; return "" if it is there."""
+    try:
+        os.getcwd()
+    except OSError as refused:
+        return f"the working directory of this command is gone: {refused.strerror}"
+    return ""
 
 
 def _reported(error: MeshwrightError) -> int:

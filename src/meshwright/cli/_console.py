@@ -146,8 +146,8 @@ def answer(
     show(*parts if isinstance(parts, tuple) else (parts,))
 
 
-def say_readings(config: str | None, on: str, layout: str | None) -> None:
-    """Print on stderr how aliases of chips and axes are read; nothing if every name is the catalog's.
+def say_readings(config: str | None, on: str, layout: str | None, other: str = "") -> None:
+    """Print on stderr how aliases of chips and axes are read, and another note; nothing if there are none.
 
     Raises:
         InputError: the fleet or the layout cannot be read.
@@ -160,6 +160,8 @@ def say_readings(config: str | None, on: str, layout: str | None) -> None:
     is_foreign = config is not None and ":" in config and not Path(config).exists()
     if layout is not None and not is_foreign and (reading := layout_reading(layout)):
         print(f"note: {reading}", file=sys.stderr)
+    if other:
+        print(f"note: {other}", file=sys.stderr)
 
 
 def complete_config(incomplete: str) -> list[str]:

@@ -188,9 +188,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    from meshwright.compiler import cache_root
+    from meshwright.compiler import cache_root, others_who_write
 
-    return {"folder": str(cache_root()), "num_bytes": _folder_bytes(cache_root())}
+    root = cache_root()
+    return {"folder": str(root), "num_bytes": _folder_bytes(root), "others_who_write": others_who_write(root)}
 
 
 def _folder_bytes(root: Path) -> int:
@@ -212,7 +213,8 @@ def _page(fields: dict[str, Any]) -> tuple[Any, ...]:
     total, free = (format_bytes(machine[key]) for key in ("memory_bytes", "available_memory_bytes"))
     here = [(name, version or "not installed as a package") for name, version in fields["versions"].items()]
     here += [("cores", str(machine["cores"])), ("memory", f"{total}, {free} free")]
-    here += [("cache", f"{cache['folder']}, {format_bytes(cache['num_bytes'])}")]
+    others = f"; {words}" if (words := cache["others_who_write"]) else ""
+    here += [("cache", f"{cache['folder']}, {format_bytes(cache['num_bytes'])}{others}")]
     here += [("attached", f"{d['count']} x {d['kind']} ({d['platform']})") for d in fields["devices"]]
     if fields["device_error"]:
         here.append(("attached", f"JAX finds no device: {fields['device_error']}"))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from meshwright.children import own_python, working_folder
 from meshwright.errors import EXIT_BROKE_OFF, InputError
+from meshwright.files import last_lines
 from meshwright.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
 
 from ._progress import own_command_for_children
@@ -122,8 +123,7 @@ class _Child:
         """Return its last lines on stderr."""
         if self.stderr is None:
             return []
-        lines = self.stderr.read_text(errors="replace").splitlines()
-        return [line for line in lines if line.strip()][-LAST_LINES:]
+        return last_lines(self.stderr, LAST_LINES)
 
 
 def run_processes(num_processes: int, on: str) -> int:

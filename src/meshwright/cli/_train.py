@@ -119,11 +119,11 @@ def train(
     from meshwright import train as run_train
     from meshwright.compiler import keep_executables
 
-    keep_executables()
+    not_kept = keep_executables()
     place = place_in(os.environ)
     is_first = place is None or join(place).is_first  # of several processes only the first prints
     if is_first:
-        say_readings(config, on, layout)
+        say_readings(config, on, layout, not_kept)
     stopped = _Stopped(says=is_first)
     shown = progress(config or str(folder), on, every) if is_first else nullcontext(lambda event: None)
     try:

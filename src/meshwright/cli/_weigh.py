@@ -100,6 +100,15 @@ RulesOption = Annotated[
     Path | None,
     typer.Option("--rules", metavar="FILE", help="Python file that calls meshwright.register_kernel."),
 ]
+SimulateOption = Annotated[
+    bool, typer.Option("--simulate", help="Use the CPU's compiler, and mark the figures.")
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Weigh each jitted call of a script, not only its training step.")
+]
+AutoMeshesOption = Annotated[
+    bool, typer.Option("--auto-meshes", help="Run a script of before JAX 0.9, whose meshes were Auto.")
+]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev.")
 ]
@@ -125,9 +134,7 @@ def weigh(
     tokens_per_step: TokensPerStepOption = None,
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Use the CPU's compiler, and mark the figures.")
-    ] = False,
+    simulate: SimulateOption = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
     ] = None,
@@ -136,23 +143,24 @@ def weigh(
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help; show saving and cost.")
     ] = False,
-    all_calls: Annotated[
-        bool, typer.Option("--all", help="Weigh each jitted call of a script, not only its training step.")
-    ] = False,
+    all_calls: AllOption = False,
+    auto_meshes: AutoMeshesOption = False,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     from meshwright import explain
     from meshwright.results import TorchWeighing
 
-    how: dict[str, Any] = {"simulate": simulate, "tokens": tokens, "tokens_per_step": tokens_per_step}
-    how |= {"price_per_device_hour": price, "as_": as_}
+    counts = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
+    how: dict[str, Any] = {"simulate": simulate, "as_": as_, **counts}
+    of_scripts = {"all_calls": all_calls, "auto_meshes": auto_meshes}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
-        given = with_lora(overrides, lora)
-        made = _weighed(config, on, layout, given, all_calls, rules, **how, on_event=on_event)
+        made = _weighed(
+            config, on, layout, with_lora(overrides, lora), of_scripts, rules, **how, on_event=on_event
+        )
         weighing = made[0]
         if isinstance(weighing, TorchWeighing):
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
@@ -192,7 +200,7 @@ def _weighed(
     on: str,
     layout: str | None,
     overrides: Sequence[str],
-    all_calls: bool,
+    of_scripts: dict[str, bool],
     rules: Path | None,
     **how: Any,
 ) -> tuple[Weighing, ...]:
@@ -215,14 +223,15 @@ def _weighed(
                     f"a script takes no {option}", hint="change it in the script or its arguments"
                 )
         say_readings(None, on, None)
-        made = weigh_script(words, on=on, all_calls=all_calls, **how)
+        made = weigh_script(words, on=on, **of_scripts, **how)
         for line in dict.fromkeys(made[0].ledger.assumptions):
             print(f"note: {line}", file=sys.stderr)
         return made
-    if all_calls:
-        raise InputError(
-            "--all is for a script", hint="meshwright weigh --all --on 8xH100 -- python train.py"
-        )
+    for option, value in of_scripts.items():
+        if value:
+            option = "--all" if option == "all_calls" else "--auto-meshes"
+            hint = f"meshwright weigh {option} --on 8xH100 -- python train.py"
+            raise InputError(f"{option} is for a script", hint=hint)
     if how["as_"] is not None and on != "local":  # the module is traced here, and an attached GPU is not used
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from meshwright import weigh as run_weigh
@@ -260,6 +269,9 @@ def account(
     answer(as_json, made.to_dict(), page)
 
 
+TIME_LIMIT_SECONDS = 1200.0  # as a script has
+
+
 def _account_apart(function: str) -> Account:
     """Account for the result of `function` in a separate process, which the function may end or crash.
 
@@ -280,12 +292,17 @@ def _account_apart(function: str) -> Account:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
         try:
+            if not ours.poll(TIME_LIMIT_SECONDS):
+                raise InputError(
+                    f"{function} was not done after {TIME_LIMIT_SECONDS:.0f} s",
+                    hint="run it by itself to see what it waits for, or let it make a smaller module",
+                )
             made: Account | Exception = ours.recv()
         except EOFError:
             child.join()
             raise _ended(function, child.exitcode or 0, crash.read()) from None
         finally:
-            child.terminate()
+            child.kill()  # it has answered or is given up, whatever threads and signals it has set up
             child.join()
     if isinstance(made, Exception):
         raise made

@@ -4,11 +4,15 @@ Imports: `children`, `errors`. jax is imported only in the worker process. Used 
 `planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
 """
 
+from ._cache import cache_lock as cache_lock
 from ._cache import cache_root as cache_root
 from ._cache import is_compiled as is_compiled
 from ._cache import keep_beside as keep_beside
 from ._cache import keep_executables as keep_executables
 from ._cache import kept_beside as kept_beside
+from ._cache import make_folder as make_folder
+from ._cache import others_who_write as others_who_write
+from ._cache import write_cached as write_cached
 from ._cache import writing_cache as writing_cache
 from ._fingerprint import fingerprint_of as fingerprint_of
 from ._functions import USERS_FAILURES as USERS_FAILURES
@@ -32,6 +36,7 @@ from ._options import check_refused_results as check_refused_results
 from ._options import loading_results as loading_results
 from ._options import read_autotune_results as read_autotune_results
 from ._options import requested_options as requested_options
+from ._options import user_flags as user_flags
 from ._options import writing_results as writing_results
 from ._record import SCHEMA as SCHEMA
 from ._record import SIMULATED as SIMULATED

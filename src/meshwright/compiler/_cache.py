@@ -1,20 +1,25 @@
 """Keep compiled programs and jax's executables on disk between processes.
 
 Compiled programs have one folder per key, which is filled in another place and then renamed. This is safe
-under concurrent use: a reader sees a complete folder or none, and one of two writers wins. Executables are
-kept by jax, so that a run that is started again does not compile again. The ledger and the prediction of a
-program are kept in its folder, and are deleted with it.
+under concurrent use: a reader sees a complete folder or none, and one of two writers wins. A file to which
+several processes add is read and written under its lock (`cache_lock`). Executables are kept by jax, so that
+a run that is started again does not compile again. The ledger and the prediction of a program are kept in its
+folder, and are deleted with it.
 `MESHWRIGHT_CACHE_DIR` moves the cache. `MESHWRIGHT_CACHE_BYTES` limits each kind (default 2 GiB).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import grp
 import gzip
 import hashlib
 import os
 import platform
+import pwd
 import shutil
+import stat
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -36,8 +41,20 @@ def cache_root() -> Path:
     """Return the folder for everything that Meshwright can make again, and for what was measured.
 
     Raises:
-        InputError: the environment names no folder, and this user has no home folder.
+        InputError: the environment names no folder, and this user has no home folder; or everybody may write
+            to the folder.
     """
+    folder = _named_root()
+    with contextlib.suppress(OSError):  # it does not exist yet
+        if os.stat(folder).st_mode & stat.S_IWOTH:
+            raise InputError(
+                f"everybody may write to the cache {folder}, and so change what is read from it",
+                hint=f"chmod o-w {folder} if nobody has, or set MESHWRIGHT_CACHE_DIR to a folder of your own",
+            )
+    return folder
+
+
+def _named_root() -> Path:
     if chosen := os.environ.get("MESHWRIGHT_CACHE_DIR"):
         return Path(chosen).absolute()
     with contextlib.suppress(RuntimeError):  # neither HOME nor the user database has it
@@ -48,6 +65,47 @@ def cache_root() -> Path:
         "there is no folder for the cache: HOME is not set, and this user has no home folder",
         hint="set MESHWRIGHT_CACHE_DIR to a folder that can be written",
     )
+
+
+def others_who_write(folder: Path) -> str:
+    """Say who besides this user and root may write to a folder; "" if nobody may, or it does not exist.
+
+    A group that has this user's name counts as the user's own, as many systems make one for each user.
+    """
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return f"everybody may write to {folder}"
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"user {_user(status.st_uid)} owns {folder}"
+    if status.st_mode & stat.S_IWGRP:
+        user = _user(os.geteuid())
+        try:
+            group = grp.getgrgid(status.st_gid)
+        except KeyError:
+            return f"group {status.st_gid} may write to {folder}"
+        if group.gr_name != user or set(group.gr_mem) - {user}:
+            return f"group {group.gr_name} may write to {folder}"
+    return ""
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder in the cache, and the cache itself for this user alone, if they do not exist.
+
+    Raises:
+        OSError: they cannot be created.
+    """
+    cache_root().mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
@@ -65,6 +123,43 @@ def writing_cache() -> Iterator[None]:
             f"the cache cannot be written: {where}: {refused.strerror}",
             hint="make room or give permission there, or set MESHWRIGHT_CACHE_DIR to another folder",
         ) from refused
+
+
+@contextlib.contextmanager
+def cache_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file in the cache, which others wait for: to read, change and write it as one step.
+
+    The lock is the kernel's, so it ends with the process that holds it. It lies in a file of its own, since
+    the file itself is replaced. On a file system without locks nothing waits. One thread takes it once.
+
+    Raises:
+        MeshwrightError: the cache cannot be written.
+    """
+    with writing_cache():
+        make_folder(path.parent)
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def write_cached(path: Path, text: str) -> None:
+    """Write a file of the cache completely or not at all, even if another process writes it too.
+
+    Raises:
+        MeshwrightError: the cache cannot be written.
+    """
+    with writing_cache():
+        make_folder(path.parent)
+        making = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            making.write_text(text, encoding="utf-8")
+            os.replace(making, path)
+        finally:
+            making.unlink(missing_ok=True)
 
 
 def entry(key: str) -> Path:
@@ -105,7 +200,7 @@ def aside() -> Iterator[Path]:
     entries = cache_root() / "compiled"
     with contextlib.ExitStack() as held:
         with writing_cache():
-            entries.mkdir(parents=True, exist_ok=True)
+            make_folder(entries)
             for folder in entries.glob(".*"):
                 with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                     if is_abandoned(folder):
@@ -222,16 +317,21 @@ WORTH_KEEPING_SECONDS = "0.1"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def keep_executables() -> None:
-    """Set the folder in which jax keeps executables. Call this before jax is imported.
+def keep_executables() -> str:
+    """Set the folder in which jax keeps executables; if none is set, say why. Call before importing jax.
 
-    Settings of the user take precedence. The folder is for one kind of processor, because an executable for
-    another may use instructions that this one lacks. The oldest executables are removed once all of them
-    exceed `MESHWRIGHT_CACHE_BYTES`.
+    Executables are code. So none are kept where others may write. Settings of the user take precedence. The
+    folder is for one kind of processor, because an executable for another may use instructions that this one
+    lacks. The oldest executables are removed once all of them exceed `MESHWRIGHT_CACHE_BYTES`.
     """
     if FOLDER in os.environ:
-        return
+        return ""
     folder = cache_root() / "executables" / _processor()
+    for each in (cache_root(), folder.parent, folder):
+        if others := others_who_write(each):
+            return f"no executables are kept, since they are code and {others}: each run compiles anew"
+    with contextlib.suppress(OSError):
+        make_folder(folder.parent)
     os.environ[FOLDER] = str(folder)
     os.environ.setdefault(LEAST_SECONDS, WORTH_KEEPING_SECONDS)
     if os.path.isdir(folder):
@@ -239,6 +339,7 @@ def keep_executables() -> None:
             stats = [(path.stat(), path) for path in folder.iterdir()]
             for path in _excess([(stat.st_mtime, stat.st_size, path) for stat, path in stats]):
                 path.unlink(missing_ok=True)  # another process may have been first
+    return ""
 
 
 def _processor() -> str:

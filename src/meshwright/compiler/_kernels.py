@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
+from ..files import MOST_SOURCE_BYTES, read_text, reason
 
 Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
 
@@ -120,10 +121,10 @@ class RulesFile:
             InputError: there is no such file, or it is no text.
         """
         try:
-            return RulesFile(path=str(path), text=Path(path).read_text())
-        except (OSError, UnicodeDecodeError) as failed:
+            return RulesFile(path=str(path), text=read_text(path, MOST_SOURCE_BYTES))
+        except (OSError, ValueError) as failed:
             raise InputError(
-                f"the rules in {path} cannot be read: {failed}",
+                f"the rules in {path} cannot be read: {reason(failed)}",
                 hint="name a Python file that calls meshwright.register_kernel(name, rule)",
             ) from failed
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import InputError
+from ..files import read_text, reason
 
 OptionValue = bool | str
 
@@ -236,9 +237,9 @@ def read_autotune_results(path: str | None, platform: str, description: str) -> 
         what = f"autotune_results = {path!r}, but this program is compiled for a {platform.upper()}"
         raise InputError(what, hint="leave it out: only NVIDIA's GPUs have such results")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as broken:
-        why = broken.strerror if isinstance(broken, OSError) else "it is not text"
+        text = read_text(path)
+    except (OSError, ValueError) as broken:
+        why = reason(broken) if isinstance(broken, OSError) else "it is not text"
         raise InputError(f"cannot read autotune_results = {path!r}: {why}", hint=HOW_TO_WRITE) from broken
     if not text.strip():
         raise InputError(f"autotune_results = {path!r} is an empty file", hint=HOW_TO_WRITE)

@@ -26,8 +26,18 @@ from typing import IO, Protocol
 
 import psutil
 
-from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python, report_phases, working_folder
+from ..children import (
+    GRACE_SECONDS,
+    IS_LINUX,
+    end_session,
+    from_child,
+    own_python,
+    report_phases,
+    spoiled,
+    working_folder,
+)
 from ..errors import CompileError, InputError, MeshwrightError
+from ..files import last_lines, parsed_json
 from . import _cache
 from ._functions import TakesNoMesh
 from ._record import Compiled, Declared, Request
@@ -36,6 +46,7 @@ NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
+MOST_LINES = 1000  # of a worker's output that are looked at
 QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
 STARTING = "starting"  # until the worker says otherwise
@@ -81,7 +92,9 @@ def compile_program(
             key = answer.get("key", key)
             _cache.publish(made, key)
     compiled = _cache.lookup(key)
-    assert compiled is not None, f"the worker left no readable program under {key}"
+    if compiled is None:
+        hint = "weigh again; if it happens again, look at the disk of the cache"
+        raise CompileError(f"the program of {request.name} cannot be read back from the cache", hint=hint)
     return compiled, _cache.entry(key), "cached" in answer
 
 
@@ -141,7 +154,7 @@ def _watch(
         if time.monotonic() - started > seconds:
             last = phases[-1] if phases else STARTING
             return f"not done after {seconds:.0f} s ({last})", "raise the limit, or weigh a smaller program"
-        resident = _resident_bytes(_told(work / "pid"))
+        resident = _resident_bytes(from_child(work / "pid", errors="replace") or "")
         if resident > num_bytes:
             return (
                 f"the compiler took {resident / 2**30:.1f} GiB of this machine's memory, the limit is "
@@ -163,34 +176,34 @@ def _answer_questions(work: Path, answers: Callable[[str], str]) -> None:
             question.unlink()
 
 
-def _told(file: Path) -> str:
-    """Return a text that the worker writes; empty if it has not written it yet."""
-    return file.read_text() if file.exists() else ""
-
-
 def _resident_bytes(pid: str) -> int:
     """Return the host memory of the worker's process; 0 before its pid is known and after its end."""
     try:
         return psutil.Process(int(pid)).memory_info().rss if pid else 0
-    except psutil.NoSuchProcess:
+    except (psutil.Error, ValueError, OverflowError):  # it has ended; the user's code wrote the file
         return 0
 
 
 def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
     """Return the worker's answer, or raise an error with its words."""
-    answer_file = work / "answer.json"
-    if status == 0 and answer_file.exists():
-        answer: dict[str, str] = json.loads(answer_file.read_text())
-        if "error" in answer:
-            raise KINDS[answer["error"]](answer["message"], hint=answer["hint"])
-        return answer
-    raise _died(request, status, work)
+    file = work / "answer.json"
+    said = from_child(file)
+    if status or said is None:
+        raise _died(request, status, work)
+    try:
+        answer: dict[str, str] = dict(parsed_json(said))
+        error = KINDS[answer["error"]](answer["message"], hint=answer["hint"]) if "error" in answer else None
+    except (ValueError, TypeError, KeyError) as wrong:
+        raise spoiled(file, "it is no answer") from wrong
+    if error is not None:
+        raise error
+    return answer
 
 
 def _died(request: Request, status: int, work: Path) -> CompileError:
     """Return the error for a worker that ended without an answer: its exit status, phase and last output."""
-    said = (work / STDERR_FILE).read_text(errors="replace").splitlines()
-    lines = [line for line in said if line.strip() and not line.startswith("Extension modules: ")]
+    said = last_lines(work / STDERR_FILE, MOST_LINES)
+    lines = [line for line in said if not line.startswith("Extension modules: ")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(CRASHED)), None)
     # The innermost Python line comes first after a crash, but last in an exception's traceback.
     words = lines[-STDERR_LINES:] if crash is None else lines[crash : crash + STDERR_LINES]
@@ -368,10 +381,11 @@ class _Fork:
 
 def _number(file: Path) -> int | None:
     """Return the number that another process writes into `file` in one step, or None before that."""
+    text = from_child(file)
     try:
-        return int(file.read_text())
-    except FileNotFoundError:
-        return None
+        return None if text is None else int(text)
+    except ValueError as wrong:
+        raise spoiled(file, "it is no number") from wrong
 
 
 def _environment() -> dict[str, str]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..children import end_session, own_python, working_folder
+from ..children import end_session, from_child, own_python, spoiled, working_folder
 from ..errors import InputError
+from ..files import last_lines
 from ..records import EXACT, read_record
 
 MODULE = "meshwright.worker._script"
@@ -40,6 +41,7 @@ class ScriptRequest:
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
     all_calls: bool  # weigh each jitted call, not one
+    auto_meshes: bool = False  # axes of jax.make_mesh without types are Auto, as before JAX 0.9
 
     def to_json(self) -> str:
         """Return the JSON text that the script's process reads."""
@@ -76,7 +78,8 @@ class Candidate:
 class ScriptAnswer:
     """Holds what a script called: the chosen call first, then the others by FLOPs; or an error with its hint.
 
-    `notes`: values that the script read on the host, and what depended on them.
+    `notes`: values that the script read on the host, and what depended on them. `shows_output`: whether the
+    last lines that it printed may say more than the error.
     """
 
     __pydantic_config__ = EXACT
@@ -84,6 +87,7 @@ class ScriptAnswer:
     notes: tuple[str, ...] = ()
     error: str = ""
     hint: str = ""
+    shows_output: bool = True
 
     def to_json(self) -> str:
         """Return the JSON text that the script's process writes."""
@@ -111,9 +115,8 @@ def run_script(
         (folder / "script.json").write_text(request.to_json())
         said = folder / "output"
         status = _wait(folder, said, time_limit_seconds)
-        answer_file = folder / "answer.json"
-        words = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
-        last = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
+        answer_text = from_child(folder / "answer.json")
+        last = "".join(f"\n    {line}" for line in last_lines(said, LAST_LINES))
         last = f". Its last lines:{last}" if last else ""
         script = " ".join(request.command)
         if status is None:
@@ -121,20 +124,30 @@ def run_script(
                 f"{script} did not come to its second training step in {time_limit_seconds:.0f} s{last}",
                 hint="make its set-up shorter, or weigh the step by itself: mw.weigh(step, args=..., on=...)",
             )
-        if not answer_file.exists():
+        if answer_text is None:
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
             raise InputError(
                 f"the process of {script} {how} before it called its training step{last}",
                 hint="take os._exit out of it, or run it by itself to see where it crashes",
             )
-        answer = ScriptAnswer.from_json(answer_file.read_text())
+        answer = ScriptAnswer.from_json(answer_text)
         if answer.error:
+            last = last if answer.shows_output else ""
             raise InputError(f"{script}: {answer.error}{last}", hint=answer.hint)
-        texts = [
-            {Path(name).name: (folder / name).read_text() for name in each.files}
-            for each in answer.candidates
+        return answer, [
+            {Path(name).name: _text(folder, name) for name in each.files} for each in answer.candidates
         ]
-        return answer, texts
+
+
+def _text(folder: Path, name: str) -> str:
+    """Return a program's text, from the folder of its call in the script's folder."""
+    path = folder / name
+    if path.parent.parent != folder or ".." in path.parts or path.parent.is_symlink():
+        raise spoiled(path, "it is not in a call's folder")
+    text = from_child(path)
+    if text is None:
+        raise spoiled(path, "it was deleted")
+    return text
 
 
 def _wait(folder: Path, said: Path, seconds: float) -> int | None:

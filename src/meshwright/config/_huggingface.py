@@ -122,11 +122,11 @@ def _not_known(tree: Tree, where: str) -> InputError:
     name, inner = tree["model_type"], tree.get("text_config")
     own = "weigh the module that transformers makes of this file: meshwright weigh model.py:build --on 8xH100"
     own = f"{own}, where build returns it (docs/huggingface.md, Other models)"
-    what, hint = f"{where}: model_type {name!r} is not known", nearest_name(name, FAMILIES)
+    what, hint = f"{where}: model_type {name[:100]!r} is not known", nearest_name(name, FAMILIES)
     if is_table(inner):
         kind = inner.get("model_type")
         what = f"{what}: beside text, it reads images or sound"
-        if kind in FAMILIES:
+        if isinstance(kind, str) and kind in FAMILIES:
             hint = f"write text_config, a {kind!r} model, as a config.json of its own to weigh the text alone"
     return InputError(what, hint=f"{hint}; or {own}")
 

@@ -18,6 +18,8 @@ from ._lora import NF4_BLOCK
 from ._run import RunConfig
 from ._transformer import TransformerModel
 
+MOST_OF_AN_AXIS, MOST_TRIED = 1024, 200  # of a layout near the run's own
+
 
 def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
     """Return the run with the batch and the microbatch that it has on a resolved layout.
@@ -126,6 +128,48 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def on_nearest_layout(config: RunConfig, num_devices: int) -> RunConfig | None:
+    """Return the run on the legal layout of so many devices nearest to its own; None if there is none.
+
+    It has the axes of the run's own layout, without those of size 1. The axis of size -1, else the outermost
+    one, takes what the others leave. The distance is the sum of the others' changes by factors of two. Of
+    equally near ones the later axes keep their sizes. If the layers of the stages have no chunks of the run's
+    number, they have one.
+
+    >>> from meshwright.config import load_config
+    >>> on_nearest_layout(load_config("llama3-405b"), 8).layout
+    'tensor=8'
+    """
+    own = Layout.parse(config.layout)
+    rest = own.names[own.sizes.index(-1) if -1 in own.sizes else 0]
+    others = [(name, size) for name, size in own.axes if name != rest]
+    found: list[tuple[float, tuple[float, ...], Layout]] = []
+    for sizes in _divided(num_devices, len(others)):
+        changes = [abs(math.log2(size / kept)) for size, (_, kept) in zip(sizes, others, strict=True)]
+        named = dict(zip((name for name, _ in others), sizes, strict=True))
+        named[rest] = num_devices // math.prod(sizes)
+        axes = tuple((name, named[name]) for name in own.names if named[name] > 1)
+        found.append((sum(changes), tuple(reversed(changes)), Layout(axes=axes or ((rest, 1),))))
+    for _, _, layout in sorted(found, key=lambda each: each[:2])[:MOST_TRIED]:
+        for chunks in dict.fromkeys((config.pipeline_chunks, 1)):
+            run = config.model_copy(update={"layout": str(layout), "pipeline_chunks": chunks})
+            try:
+                check_layout(resolve_batch(run, layout), layout)
+            except InputError:
+                continue
+            return run
+    return None
+
+
+def _divided(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield all sizes of so many axes whose product divides a number."""
+    if parts == 0:
+        yield ()
+        return
+    for size in (size for size in range(1, min(number, MOST_OF_AN_AXIS) + 1) if number % size == 0):
+        yield from ((size, *rest) for rest in _divided(number // size, parts - 1))
 
 
 def _axes_of_width(config: RunConfig, layout: Layout) -> tuple[str, ...]:

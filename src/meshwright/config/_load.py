@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from meshwright.errors import InputError, near_names, nearest_name
+from meshwright.files import parsed_toml, read_json, read_toml
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
 from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
@@ -35,6 +36,8 @@ _PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
 _ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
+# The batch with adapters: torchtune's recipes for Llama 3.1 8B take 2, 8 times.
+FINE_TUNING = {"batch": {"sequences_per_replica": 16, "microbatch_sequences": 2}}
 _ENDINGS = "a file's path ends in .toml"
 
 
@@ -85,10 +88,37 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
         InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
     """
     name, tree = _read(text)
-    tree = _merged(tree, _override_tree(overrides))
+    changes = _override_tree(overrides)
+    if is_table(lora := changes.get("lora")) and lora.get("rank") is not None and _has_default_batch(text):
+        tree = _for_fine_tuning(tree, changes)
+    tree = _merged(tree, changes)
     if "name" in tree:
         raise InputError(f"{name}: a file cannot set name", hint=f"a run is named after its file: {name}")
     return _checked(name, tree)
+
+
+def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree of a run without length and schedule of pretraining, and with the batch of fine-tuning.
+
+    The batch stays if `changes` set its sequences.
+    """
+    tree = {key: value for key, value in tree.items() if key not in ("steps", "schedule")}
+    batch = changes.get("batch")
+    is_set = is_table(batch) and batch.keys() & {"sequences", "sequences_per_replica"}
+    return tree if is_set else _merged(tree, FINE_TUNING)
+
+
+def _has_default_batch(text: str) -> bool:
+    """Return whether the batch of what `text` names is that of pretraining, and no choice of the user's."""
+    path = Path(text)
+    if text in preset_names():
+        return True
+    if path.suffix == ".toml":
+        return False
+    if not path.exists():
+        return True  # a published model, or one in Hugging Face's cache
+    file = path / _RUN_FILE if path.is_dir() else path
+    return is_huggingface(json.loads(file.read_text("utf-8-sig")))
 
 
 def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:
@@ -209,14 +239,14 @@ def _absolute(key: str, folder: Path, path: str) -> str:
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the file's stem and its tree, merged over the preset that it names."""
     try:
-        tree = tomllib.loads(path.read_text("utf-8-sig"))  # Windows' editors put a mark in front
+        tree = read_toml(path)
     except FileNotFoundError:
         beside = [p.name for p in path.parent.glob("*.toml")]
         hint = f"in {path.parent}: {nearest_name(path.name, beside)}"
         raise InputError(f"no file {path}", hint=hint) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="name a readable TOML file") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond Python's limits
+    except ValueError as error:  # not UTF-8, not TOML, or beyond limits
         raise InputError(f"{path} is not TOML: {error}", hint="fix the line that it names") from None
     _make_paths_absolute(tree, path.parent)
     preset = tree.pop("preset", None)
@@ -230,13 +260,13 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
 def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and the tree of a run, from the file that `train` writes or from Hugging Face's."""
     try:
-        tree = json.loads(path.read_text("utf-8-sig"))
+        tree = read_json(path)
     except OSError as error:
         hint = f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}"
         if (path.parent / _ADAPTERS).is_file():
             hint = f"the folder holds adapters: name that of the model below them, which {_ADAPTERS} names"
         raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
     if is_huggingface(tree):
@@ -302,8 +332,8 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 def _override_value(text: str) -> Any:
     """Return `text` as a TOML value, or as text if it is none, such as `adamw` or `fsdp=2,tensor=2`."""
     try:
-        tree = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        tree = parsed_toml(f"value = {text}")
+    except ValueError:
         return text
     return tree["value"] if tree.keys() == {"value"} else text
 

@@ -17,6 +17,7 @@ from ..errors import InputError
 from ._formats import open_files as _open_files
 from ._formats import token_paths as _token_paths
 from ._identity import data_identity as data_identity
+from ._identity import files_identity as files_identity
 from ._identity import identity_difference as identity_difference
 from ._identity import stdlib_parts as _stdlib_parts
 from ._images import ImageFiles as ImageFiles

@@ -17,6 +17,7 @@ All numbers are little-endian.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ import numpy as np
 
 from meshwright.config import TokenFormat
 from meshwright.errors import InputError
+from meshwright.files import read_text, reason
 
 from ._files import DocumentEnds, JoinedEnds, TokenFile, TokenFiles
 
 ENDINGS: dict[TokenFormat, str] = {"raw": ".bin", "megatron": ".idx", "llm.c": ".bin", "datatrove": ".ds"}
 _AT_ONCE = 1 << 20  # entries of an index that are checked at a time
 _AGAIN = "copy it again, or make it again"
+MOST_METADATA_BYTES = 2**20
 _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 _MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -69,6 +72,14 @@ def token_paths(text: str, form: TokenFormat) -> list[Path]:
         InputError: there are none.
     """
     path, ending = Path(text), ENDINGS[form]
+    try:
+        return _paths_of(path, ending, form)
+    except (OSError, ValueError, RecursionError) as wrong:  # a name too long for the system, or no pattern
+        what = f"data.path = {text[:100]!r} names no files: {reason(wrong)}"
+        raise InputError(what, hint="name a file, a folder, or a pattern as in data/*.bin") from wrong
+
+
+def _paths_of(path: Path, ending: str, form: TokenFormat) -> list[Path]:
     if path.is_dir():
         found = sorted(each for each in path.glob(f"*{ending}") if each.is_file())
         if not found:
@@ -251,9 +262,12 @@ def _datatrove_tokenizer(path: Path, dtype: np.dtype) -> str:
     beside = _beside(path, ".metadata")
     if not beside.is_file():
         return ""
-    first = beside.read_text("utf-8", errors="replace").partition("\n")[0]
+    try:
+        first = read_text(beside, MOST_METADATA_BYTES).partition("\n")[0]
+    except (OSError, ValueError) as broken:
+        raise InputError(f"cannot read {beside}: {reason(broken)}", hint=_AGAIN) from broken
     name, *rest = first.split("|")
-    if rest and rest[-1].isdecimal() and int(rest[-1]) != dtype.itemsize:
+    if rest and re.fullmatch(r"[0-9]{1,3}", rest[-1]) and int(rest[-1]) != dtype.itemsize:
         raise InputError(
             f"{beside} says {rest[-1]} bytes an id, and data.dtype = {dtype.name!r} has {dtype.itemsize}",
             hint=f'use data.dtype = "{"uint16" if int(rest[-1]) == 2 else "uint32"}"',

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from meshwright.config import IdxData, InstructionData, MixtureData, RunConfig, StdlibData, TokenFileData
 from meshwright.errors import InputError
+from meshwright.files import open_file, reason
 
 from ._formats import read_paths, token_paths
 from ._images import idx_files
@@ -73,14 +75,14 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
     """
     data = config.data
     if isinstance(data, TokenFileData):
-        return _identity(data.path, _read_by(data))
+        return files_identity(data.path, _read_by(data))
     if isinstance(data, InstructionData):
-        return _identity(data.path, [Path(data.path)])
+        return files_identity(data.path, [Path(data.path)])
     if isinstance(data, MixtureData):
         files = [path for source in read_mixture(data) for path in _read_by(source.data)]
-        return _identity(data.path, [Path(data.path), *files])
+        return files_identity(data.path, [Path(data.path), *files])
     if isinstance(data, IdxData):
-        return _identity(data.folder, idx_files(Path(data.folder)))
+        return files_identity(data.folder, idx_files(Path(data.folder)))
     if isinstance(data, StdlibData):
         parts = stdlib_parts(data.held_out_fraction).values()
         digest = hashlib.sha256(b"".join(hashlib.sha256(part.data).digest() for part in parts))
@@ -97,15 +99,20 @@ def _read_by(data: TokenFileData) -> list[Path]:
     return read_paths(token_paths(data.path, data.format), data.format)
 
 
-def _identity(name: str, paths: list[Path]) -> dict[str, Any]:
+def files_identity(name: str, paths: Sequence[Path]) -> dict[str, Any]:
+    """Return a fingerprint of files, as `data_identity` does.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
     digest, total, is_whole = hashlib.sha256(), 0, True
-    most = max(NUM_BLOCKS // len(paths), _LEAST_BLOCKS)
+    most = max(NUM_BLOCKS // max(len(paths), 1), _LEAST_BLOCKS)
     try:
         sizes = [path.stat().st_size for path in paths]
         if sum(sizes) <= BLOCK_BYTES * NUM_BLOCKS:
             most = NUM_BLOCKS
         for path in paths:
-            with path.open("rb", buffering=0) as file:
+            with open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 total += size
                 starts = range(0, size, BLOCK_BYTES)
@@ -116,7 +123,7 @@ def _identity(name: str, paths: list[Path]) -> dict[str, Any]:
                     digest.update(os.pread(file.fileno(), BLOCK_BYTES, start))
     except OSError as refused:
         raise InputError(
-            f"cannot read {refused.filename}: {refused.strerror}",
+            f"cannot read {refused.filename}: {reason(refused)}",
             hint="name a file that is there and may be read",
         ) from refused
     hashed = "whole" if is_whole else f"{most} blocks of {BLOCK_BYTES} bytes"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.files import read_bytes, read_gzip, reason
 
 from ._order import ALL, Rows, Split, fixed_generator, generator, windows_at
 
@@ -29,6 +29,7 @@ NAMES: dict[Split, tuple[str, str]] = {
 }
 CLASSES = 10
 _UNSIGNED_BYTES = 0x08
+_MOST_BYTES = 2**33  # of one file, which is held in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +84,11 @@ def read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
     assert path is not None, f"{folder / name} was looked for before"
     again, is_packed = "copy it again", path.suffix == ".gz"
     try:
-        raw = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is no whole gzip file: {error}", hint=again) from None
+        raw = (read_gzip if is_packed else read_bytes)(path, _MOST_BYTES)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", hint=again) from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", hint="name a folder you may read") from None
+        raise InputError(f"cannot read {path}: {reason(error)}", hint="name a folder you may read") from None
     head = 4 + 4 * dims
     wanted = bytes((0, 0, _UNSIGNED_BYTES, dims))
     if raw[:4] != wanted:

@@ -3,7 +3,7 @@
 A file holds one JSON object per line, in one of three forms: `messages`, a list of objects with `role` and
 `content`; `instruction` and `output`, perhaps with `input`, which are read as two messages; or `prompt` and
 `completion`, two texts that follow each other as they are. Messages pass through the tokenizer's own chat
-template. A template is a program of Jinja, and runs in the sandbox in which `transformers` runs it.
+template (`_templates`).
 
 What is an answer: the messages of the role `assistant`, with whatever the template ends them by; a completion
 and the token that ends it. The template is asked twice for each answer, up to its beginning and up to its
@@ -16,9 +16,8 @@ What is left of a window holds padding, a document of its own. Everything is hel
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ import numpy as np
 
 from meshwright.config import InstructionData
 from meshwright.errors import InputError
-from meshwright.extras import how_to_install
+from meshwright.files import open_file, parsed_json, read_json, reason
 
 from ._order import ALL, Rows, Split, windows_at
-from ._texts import BYTES, NUM_BYTES, FileTokenizer, Tokenizer, open_tokenizer
+from ._templates import ChatTemplate, template_text
+from ._texts import BYTES, MOST_LINE_BYTES, NUM_BYTES, FileTokenizer, Tokenizer, open_tokenizer
 
 Span = tuple[int, int]  # of the characters of an answer
 ASSISTANT = "assistant"
@@ -50,13 +50,13 @@ class Conversation:
 class Codec:
     """A tokenizer with what else a model's folder says of texts: its chat template and its special tokens.
 
-    `template`: renders messages, given whether an answer's beginning is to follow; None if there is none.
+    `template`: renders messages; None if there is none.
     `end`: the id that ends a completion.
     """
 
     name: str
     tokenizer: Tokenizer
-    template: Callable[[Sequence[Mapping[str, Any]], bool], str] | None
+    template: ChatTemplate | None
     end: int
 
     def conversation(self, record: Mapping[str, Any], where: str) -> Conversation:
@@ -80,32 +80,34 @@ class Codec:
                 hint="name the folder of a model that was made for conversations with data.tokenizer, or use "
                 "lines of prompt and completion",
             )
-        spans: list[Span] = []
-        whole = self.template(messages, False)
-        for place, message in enumerate(messages):
-            if message["role"] == ASSISTANT:
-                before = self.template(messages[:place], True)
-                until = self.template(messages[: place + 1], False)
-                if not (until.startswith(before) and whole.startswith(until)):
-                    raise InputError(
-                        f"{where}: the chat template of {self.name} writes message {place + 1} differently "
-                        "when others follow it, so that its answer cannot be found in the text",
-                        hint="leave the line out, or divide it so that its last message alone is an answer",
-                    )
-                spans.append((len(before), len(until)))
-        if not spans:
+        answers = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
+        if not answers:
             raise InputError(
                 f"{where}: no message is of the role {ASSISTANT!r}, so there is no answer to learn",
                 hint="leave the line out",
+            )
+        parts = [each for place in answers for each in ((place, True), (place + 1, False))]
+        whole, *texts = self.template.texts(messages, [(len(messages), False), *parts])
+        spans: list[Span] = []
+        for place, before, until in zip(answers, texts[::2], texts[1::2], strict=True):
+            if not (until.startswith(before) and whole.startswith(until)):
+                raise InputError(
+                    f"{where}: the chat template of {self.name} writes message {place + 1} differently "
+                    "when others follow it, so that its answer cannot be found in the text",
+                    hint="leave the line out, or divide it so that its last message alone is an answer",
+                )
+            spans.append((len(before), len(until)))
+        if all(first == last for first, last in spans):
+            raise InputError(
+                f"{where}: the chat template of {self.name} writes nothing for its answers",
+                hint="leave the line out if they are empty; else name the folder of another model",
             )
         return whole, spans
 
     def _encoded(self, text: str, spans: list[Span]) -> Conversation:
         """Return the tokens of a text, and marks at those that begin within a span."""
         if isinstance(self.tokenizer, FileTokenizer):
-            encoded = self.tokenizer.inner.encode(text, add_special_tokens=False)
-            tokens = np.array(encoded.ids, np.int32)
-            starts = np.array([start for start, _ in encoded.offsets], np.int64)
+            tokens, starts = self.tokenizer.placed(text)
         else:
             tokens = self.tokenizer.encode([text])[0].astype(np.int32)
             each = [len(character.encode()) for character in text]
@@ -165,77 +167,40 @@ def open_codec(name: str) -> Codec:
     folder = Path(name)
     tokenizer = open_tokenizer(str(folder / "tokenizer.json"))
     path = folder / "tokenizer_config.json"
-    try:
-        settings = json.loads(path.read_text("utf-8"))
-        special = {key: _token(settings[key]) for key in settings if key.endswith("_token") and settings[key]}
-    except (OSError, ValueError, AttributeError, TypeError) as broken:
-        raise InputError(
-            f"{path} cannot be read: {broken}", hint="name the folder of a model with its tokenizer"
-        ) from broken
+    settings, special = _settings_of(path)
     if "eos_token" not in special:
         raise InputError(
             f"{path} names no eos_token, which ends an answer", hint="set it there, as the model was trained"
         )
-    template = _template(folder, settings, special)
+    text = template_text(folder, settings)
+    template = None if text is None else ChatTemplate(text, special, folder)
     return Codec(
         name=name, tokenizer=tokenizer, template=template, end=tokenizer.end_of_document(special["eos_token"])
     )
 
 
+def _settings_of(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a tokenizer, and its special tokens by name.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        settings = read_json(path)
+        if not isinstance(settings, dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError) as broken:
+        raise InputError(
+            f"{path} cannot be read: {reason(broken)}", hint="name the folder of a model with its tokenizer"
+        ) from broken
+    tokens = {key: _token(settings[key]) for key in settings if key.endswith("_token")}
+    return settings, {key: token for key, token in tokens.items() if token}
+
+
 def _token(value: Any) -> str:
-    """Return a special token's text, which files give as text or as an object with its `content`."""
-    return str(value["content"]) if isinstance(value, dict) else str(value)
-
-
-def _template(
-    folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]
-) -> Callable[[Sequence[Mapping[str, Any]], bool], str] | None:
-    """Return the function that renders a folder's chat template; None if it has none."""
-    beside = folder / "chat_template.jinja"
-    text = beside.read_text("utf-8") if beside.is_file() else settings.get("chat_template")
-    if isinstance(text, list):  # several, by name
-        text = next((each["template"] for each in text if each.get("name") == "default"), None)
-    if text is None:
-        return None
-    try:
-        import jinja2
-        import jinja2.sandbox
-    except ImportError as missing:
-        raise InputError(
-            f"{folder}: a chat template needs the package jinja2, which is not installed",
-            hint=f"{how_to_install('tokenizers')}, or use lines of prompt and completion",
-        ) from missing
-    refused = (jinja2.TemplateError, TypeError, ValueError)
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        compiled = environment.from_string(text)
-    except refused as wrong:
-        raise InputError(
-            f"the chat template of {folder} cannot be read: {wrong}",
-            hint="use lines of prompt and completion",
-        ) from wrong
-
-    def render(messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> str:
-        try:
-            return compiled.render(messages=list(messages), add_generation_prompt=begins_answer, **special)
-        except refused as wrong:
-            raise InputError(
-                f"the chat template of {folder} refuses a conversation: {wrong}",
-                hint="leave it out, or write it as the template asks",
-            ) from wrong
-
-    return render
+    """Return a special token's text: files give it as text or as an object with its `content`; "" if none."""
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else ""
 
 
 def conversations_in(path: Path, codec: Codec) -> Iterator[tuple[str, Conversation]]:
@@ -245,21 +210,27 @@ def conversations_in(path: Path, codec: Codec) -> Iterator[tuple[str, Conversati
         InputError: the file cannot be read, or a line is no conversation.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
+        with open_file(path) as file:
+            number = 0
+            while line := file.readline(MOST_LINE_BYTES + 1):
+                number += 1
+                where = f"{path}:{number}"
+                if len(line) > MOST_LINE_BYTES:
+                    raise ValueError(f"line {number} has more than {MOST_LINE_BYTES:,} bytes")
                 if line.strip():
-                    where = f"{path}:{number}"
                     yield where, codec.conversation(_record(line, where), where)
-    except (OSError, UnicodeDecodeError) as refused:
+    except (OSError, ValueError) as refused:
         raise InputError(
-            f"cannot read {path}: {refused}", hint="name a file of JSON lines in UTF-8"
+            f"cannot read {path}: {reason(refused)}", hint="name a file of JSON lines in UTF-8"
         ) from refused
 
 
-def _record(line: str, where: str) -> Mapping[str, Any]:
+def _record(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as wrong:
+        record = parsed_json(line)
+    except UnicodeDecodeError:
+        raise
+    except ValueError as wrong:
         raise InputError(f"{where}: not JSON: {wrong}", hint="correct the line, or take it out") from wrong
     if not isinstance(record, dict):
         raise InputError(

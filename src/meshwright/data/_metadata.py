@@ -10,8 +10,12 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError
+from meshwright.files import read_json, reason
 
 SCHEMA = 1
+DTYPES = ("uint16", "int32", "uint32")
+MOST_BYTES = 100 * 2**20  # it has a line for each text
+MOST_TOKENS = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +65,11 @@ def read_metadata(tokens: Path) -> TokenFileMetadata | None:
         InputError: the metadata cannot be read, or follow the schema of another release.
     """
     path = metadata_path(tokens)
-    if not path.is_file():
+    if not path.exists():
         return None
     hint = f"make the tokens again, or remove {path.name} and set the data section by hand"
     try:
-        metadata = TypeAdapter(TokenFileMetadata).validate_json(path.read_bytes())
+        metadata = TypeAdapter(TokenFileMetadata).validate_python(read_json(path, MOST_BYTES))
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
@@ -73,7 +77,17 @@ def read_metadata(tokens: Path) -> TokenFileMetadata | None:
             f"{path} does not describe a token file: {where}: {first['msg']}", hint=hint
         ) from wrong
     except OSError as refused:
-        raise InputError(f"cannot read {path}: {refused.strerror}", hint=hint) from refused
+        raise InputError(f"cannot read {path}: {reason(refused)}", hint=hint) from refused
+    except ValueError as wrong:
+        raise InputError(f"{path} does not describe a token file: not JSON: {wrong}", hint=hint) from wrong
+    if metadata.dtype not in DTYPES:
+        what = f"{path}: dtype = {metadata.dtype[:40]!r} is no type of token ids"
+        raise InputError(what, hint=f"it is one of {', '.join(DTYPES)}; {hint}")
+    numbers = {name: getattr(metadata, name) for name in ("vocab_size", "num_tokens", "num_documents")}
+    numbers["end_of_document"] = metadata.end_of_document or 0
+    for name, number in numbers.items():
+        if not 0 <= number < MOST_TOKENS:
+            raise InputError(f"{path}: {name} = {str(number)[:40]} cannot be", hint=hint)
     if metadata.schema != SCHEMA:
         raise InputError(f"{path} has schema {metadata.schema}, and this release reads {SCHEMA}", hint=hint)
     return metadata

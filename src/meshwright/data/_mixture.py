@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,14 @@ from pydantic import ValidationError
 
 from meshwright.config import MixtureData, TokenFileData
 from meshwright.errors import InputError, nearest_name
+from meshwright.files import read_toml, reason
 
 from ._order import ALL, Rows, Split, windows_at
 from ._texts import BYTES
 from ._tokens import SourceEpochs, TokenWindows, entropy_nats
 
 CYCLE = 1 << 16
+MOST_WEIGHT = 1e18  # so that their sum is a number
 _KEYS = ("path", "weight", "format", "dtype")
 _EXAMPLE = 'write [[source]] with path = "web.bin", dtype = "uint16" and weight = 0.7, once for each source'
 
@@ -47,13 +48,13 @@ def read_mixture(mixture: MixtureData) -> tuple[WeightedSource, ...]:
     """
     path = Path(mixture.path)
     try:
-        tree = tomllib.loads(path.read_text("utf-8"))
+        tree = read_toml(path)
     except OSError as refused:
         raise InputError(
-            f"data.path: cannot read the mixture {path}: {refused.strerror}",
+            f"data.path: cannot read the mixture {path}: {reason(refused)}",
             hint=f"make the file: {_EXAMPLE}",
         ) from refused
-    except (ValueError, RecursionError) as wrong:
+    except ValueError as wrong:
         raise InputError(f"{path} is not TOML: {wrong}", hint="correct the line that it names") from wrong
     sources = tree.pop("source", None)
     if tree or not isinstance(sources, list) or not sources:
@@ -76,14 +77,18 @@ def _source(where: str, table: Any, mixture: MixtureData) -> WeightedSource:
         if key not in _KEYS:
             raise InputError(f"{where}: {key} is not a key of a source", hint=nearest_name(key, _KEYS))
     weight, path = table.get("weight"), table.get("path")
-    if not isinstance(weight, int | float) or weight is True or not 0 < weight < math.inf:
-        what = "weight is missing" if weight is None else f"weight = {weight!r} is no number above 0"
+    if not isinstance(weight, int | float) or weight is True or not 0 < weight <= MOST_WEIGHT:
+        what = f"weight = {str(weight)[:40]} is no number above 0 and up to {MOST_WEIGHT:g}"
+        what = "weight is missing" if weight is None else what
         raise InputError(f"{where}: {what}", hint="give a share, as in weight = 0.3, or leave the source out")
     if not isinstance(path, str) or not path:
         raise InputError(f"{where}: path is missing", hint='name a file or a folder, as in path = "web.bin"')
     chosen = {key: table[key] for key in ("format", "dtype") if key in table}
     shared = mixture.model_dump(include={"held_out_fraction", "order", "documents", "end_of_document"})
-    there = str((Path(mixture.path).parent / path).resolve())
+    try:
+        there = str((Path(mixture.path).parent / path).resolve())
+    except (ValueError, RuntimeError) as wrong:  # a zero byte, or links in a circle
+        raise InputError(f"{where}: path = {path[:100]!r} is no path: {wrong}", hint="name a file") from wrong
     try:
         data = TokenFileData.model_validate({"source": "tokens", "path": there, **shared, **chosen})
     except ValidationError as wrong:

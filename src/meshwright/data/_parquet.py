@@ -26,7 +26,7 @@ def parquet_texts(path: Path, start: int, stop: int, column: str) -> Iterator[st
     """
     arrow, parquet = _packages(path)
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)  # of a regular file: `_texts` has looked
     except (arrow.ArrowException, OSError) as wrong:
         raise _unreadable(path, wrong) from wrong
     with file:
@@ -61,6 +61,11 @@ def _unreadable(path: Path, wrong: Exception) -> Exception:
 
 
 def _check_column(path: Path, schema: Any, column: str, arrow: Any) -> None:
+    if (number := schema.names.count(column)) > 1:
+        raise InputError(
+            f"{path}: {number} columns are called {column!r}",
+            hint="write the file again with one of them, or name another with --text-key",
+        )
     if column not in schema.names:
         raise InputError(
             f"{path}: no column {column!r}",

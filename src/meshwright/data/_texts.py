@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,16 @@ import numpy as np
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import how_to_install
+from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_bytes, reason
 
 from ._parquet import PARQUET, parquet_texts
 
 LINES = (".jsonl", ".ndjson")
 _IN_FOLDERS = (*LINES, PARQUET, ".txt")
 PIECE_BYTES = 1 << 24
+MOST_LINE_BYTES = 1 << 28
+_BLOCK_BYTES = 1 << 20
+_LONGEST_CHARACTER = 4  # bytes
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
@@ -56,8 +61,14 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[TextPiece]:
     seen: dict[Path, str] = {}
     for name in (each for text in inputs for each in _files_of(text)):
         path = Path(name)
-        if not os.path.isfile(name):
+        if not os.path.exists(name):
             raise InputError(f"no text {name}", hint="check the path")
+        try:
+            open_file(name).close()
+        except OSError as refused:
+            raise InputError(
+                f"cannot read {name}: {reason(refused)}", hint="name a file of text"
+            ) from refused
         if (real := path.resolve()) in seen:
             raise InputError(f"{name} is named twice (as {seen[real]})", hint="name each file once")
         seen[real] = name
@@ -86,18 +97,43 @@ def _files_of(text: str) -> list[str]:
     return [str(path) for path in found]
 
 
-def documents_in(piece: TextPiece, text_key: str) -> Iterator[str]:
-    """Yield the documents of a piece, in order."""
+def fragments_in(piece: TextPiece, text_key: str, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """Yield the documents of a piece, in order, each with True; a long one in fragments, the last with True.
+
+    The fragments' ids, one after another, are those of the document. With bytes any file is read so, in
+    little memory. A `tokenizer.json` gets each document whole.
+    """
     path = Path(piece.path)
     try:
         if path.suffix in LINES:
-            yield from _lines(piece, text_key)
+            yield from ((text, True) for text in _lines(piece, text_key))
         elif path.suffix == PARQUET:
-            yield from parquet_texts(path, piece.start, piece.stop, text_key)
+            yield from ((text, True) for text in parquet_texts(path, piece.start, piece.stop, text_key))
+        elif isinstance(tokenizer, ByteTokenizer):
+            yield from _blocks(piece)
         else:
-            yield _text(path.read_bytes(), piece.path, 0)
+            yield "".join(text for text, _ in _blocks(piece)), True
     except OSError as refused:
-        raise InputError(f"cannot read {path}: {refused.strerror}", hint="check its permissions") from refused
+        raise InputError(f"cannot read {path}: {reason(refused)}", hint="check its permissions") from refused
+
+
+def _blocks(piece: TextPiece) -> Iterator[tuple[str, bool]]:
+    """Yield a file of text in blocks of whole characters, and for each whether it is the last."""
+    with open_file(piece.path) as file:
+        first_byte, rest, block = 0, b"", file.read(_BLOCK_BYTES)
+        while block:
+            content, block = rest + block, file.read(_BLOCK_BYTES)
+            whole = _whole_characters(content) if block else len(content)
+            yield _text(content[:whole], piece.path, first_byte), not block
+            first_byte, rest = first_byte + whole, content[whole:]
+
+
+def _whole_characters(content: bytes) -> int:
+    """Return how many bytes come before a character of UTF-8 that the end may have cut."""
+    for place in range(len(content) - 1, max(len(content) - _LONGEST_CHARACTER, 0) - 1, -1):
+        if content[place] & 0b1100_0000 != 0b1000_0000:  # not one that goes on
+            return place if content[place] & 0b1000_0000 else place + 1
+    return len(content)
 
 
 def _text(content: bytes, where: str, first_byte: int) -> str:
@@ -113,12 +149,19 @@ def _text(content: bytes, where: str, first_byte: int) -> str:
 
 
 def _lines(piece: TextPiece, text_key: str) -> Iterator[str]:
-    with Path(piece.path).open("rb") as file:
+    with open_file(piece.path) as file:
         begin = piece.start
         if begin:  # a line that began earlier belongs to the previous piece
             file.seek(begin - 1)
-            begin += len(file.readline()) - 1
-        while begin < piece.stop and (line := file.readline()):
+            while part := file.readline(_BLOCK_BYTES):
+                begin += len(part)
+                if part.endswith(b"\n"):
+                    break
+            begin -= 1
+        while begin < piece.stop and (line := file.readline(MOST_LINE_BYTES + 1)):
+            if len(line) > MOST_LINE_BYTES:
+                what = f"{_where(piece, begin)}: the line has more than {MOST_LINE_BYTES:,} bytes"
+                raise InputError(what, hint="divide it, or name the file .txt if it is one text")
             if stripped := line.rstrip():
                 yield _document(stripped, piece, begin, text_key)
             begin += len(line)
@@ -131,8 +174,8 @@ def _document(line: bytes, piece: TextPiece, begin: int, text_key: str) -> str:
     repair = "correct the line, or take it out"
     wanted = "each line must be an object with its text under that key; --text-key names another"
     try:
-        record = json.loads(_text(line, piece.path, begin))
-    except (ValueError, RecursionError) as error:
+        record = parsed_json(_text(line, piece.path, begin), strict=False)
+    except ValueError as error:
         raise wrong(f"not JSON: {error}", repair) from error
     if not isinstance(record, dict):
         raise wrong(f"a {type(record).__name__}, not an object", wanted)
@@ -150,7 +193,7 @@ def _document(line: bytes, piece: TextPiece, begin: int, text_key: str) -> str:
 
 def _where(piece: TextPiece, begin: int) -> str:
     """Return the file and line of a byte; counts the lines before it, which only error messages need."""
-    with Path(piece.path).open("rb") as file:
+    with open_file(piece.path) as file:
         lines, left = 1, begin
         while left and (block := file.read(min(left, 1 << 20))):
             lines += block.count(b"\n")
@@ -160,6 +203,7 @@ def _where(piece: TextPiece, begin: int) -> str:
 
 BYTES = "bytes"
 NUM_BYTES = 256
+_NAME_ANOTHER = "name another tokenizer.json, or use bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +247,29 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text."""
-        encoded = self.inner.encode_batch(list(texts), add_special_tokens=False)
+        encoded = self._of_rust(lambda: self.inner.encode_batch(list(texts), add_special_tokens=False))
         return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of a text, and the character at which each begins."""
+        encoded = self._of_rust(lambda: self.inner.encode(text, add_special_tokens=False))
+        return np.array(encoded.ids, np.int32), np.array([start for start, _ in encoded.offsets], np.int64)
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text, with special tokens; ids without a token are left out."""
-        text: str = self.inner.decode(ids.tolist(), skip_special_tokens=False)
+        text: str = self._of_rust(lambda: self.inner.decode(ids.tolist(), skip_special_tokens=False))
         return text
+
+    def _of_rust(self, work: Callable[[], Any]) -> Any:
+        """Return what the package does with a text.
+
+        Raises:
+            InputError: it fails, as a tokenizer does that has no token for an unknown word.
+        """
+        try:
+            return work()
+        except BaseException as failed:
+            raise _words_of_rust(failed, f"the tokenizer {self.name} fails") from failed
 
     def end_of_document(self, name: str) -> int:
         """Return the id of a token, given as the token's text or as the id.
@@ -241,7 +301,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return ByteTokenizer()
     path = Path(name)
-    if not os.path.isfile(name):
+    if not os.path.exists(name):
         raise InputError(f"no tokenizer {name!r}", hint="use bytes, or the path of a local tokenizer.json")
     try:
         import tokenizers
@@ -251,11 +311,45 @@ def open_tokenizer(name: str) -> Tokenizer:
             hint=f"{how_to_install('tokenizers')}, or use the tokenizer bytes",
         ) from missing
     try:
-        inner: Any = tokenizers.Tokenizer.from_file(name)
-    except Exception as wrong:  # the package raises bare Exception
-        raise InputError(f"{name} is not a tokenizer: {wrong}", hint="name a file tokenizer.json") from wrong
+        content = read_bytes(path, MOST_JSON_BYTES)
+        with _quiet_stderr():  # on which a panic of Rust prints
+            inner: Any = tokenizers.Tokenizer.from_buffer(content)
+    except OSError as refused:
+        raise InputError(f"cannot read {name}: {reason(refused)}", hint=_NAME_ANOTHER) from refused
+    except BaseException as failed:
+        raise _words_of_rust(failed, f"{name} is not a tokenizer") from failed
     inner.no_truncation()  # the file may set truncation and padding, for use in a model
     inner.no_padding()
-    num_ids = max(inner.get_vocab(with_added_tokens=True).values()) + 1  # ids may have gaps
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    num_ids = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids may have gaps
+    if not num_ids:
+        raise InputError(f"{name} is a tokenizer without tokens", hint=_NAME_ANOTHER)
+    sha256 = hashlib.sha256(content).hexdigest()
     return FileTokenizer(name=path.name, sha256=sha256, num_ids=num_ids, inner=inner)
+
+
+def _words_of_rust(failed: BaseException, what: str) -> BaseException:
+    """Return the error of the package `tokenizers` in words, or one that is not its own as it is.
+
+    The package raises bare `Exception`; a panic of its Rust is a `BaseException`.
+    """
+    if isinstance(failed, Exception) or type(failed).__name__ == "PanicException":
+        return InputError(f"{what}: {str(failed)[:300]}", hint=_NAME_ANOTHER)
+    return failed
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Let nothing appear on the process's stderr within the block."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -30,9 +30,10 @@ import numpy as np
 
 from meshwright.children import safe_path
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import open_file, read_json
 
-from ._metadata import SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
-from ._texts import BYTES, PIECE_BYTES, TextPiece, Tokenizer, documents_in, open_tokenizer, pieces_of
+from ._metadata import DTYPES, SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
+from ._texts import BYTES, PIECE_BYTES, TextPiece, Tokenizer, fragments_in, open_tokenizer, pieces_of
 
 _ENCODED_AT_ONCE = 1 << 20  # characters
 
@@ -66,9 +67,11 @@ def part_path(folder: Path, piece: TextPiece, settings: Settings) -> Path:
 def finished_part(path: Path, dtype: str) -> TokenPart | None:
     """Return the record of a part that an earlier run finished; None if the part is not complete."""
     try:
-        part = TokenPart(**json.loads(path.with_suffix(".json").read_bytes()))
+        part = TokenPart(**read_json(path.with_suffix(".json")))
+        if type(part.num_tokens) is not int or type(part.num_documents) is not int:
+            return None
         whole = path.stat().st_size == part.num_tokens * np.dtype(dtype).itemsize
-    except (OSError, ValueError, TypeError, RecursionError):  # missing, cut short or altered: made again
+    except (OSError, ValueError, TypeError):  # missing, cut short or altered: made again
         return None
     return part if whole else None
 
@@ -78,10 +81,11 @@ def make_part(path: Path, piece: TextPiece, settings: Settings, tokenizer: Token
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     num_tokens = num_documents = 0
     with writing(temporary), temporary.open("wb") as file:
-        for texts in _batches(documents_in(piece, settings.text_key)):
-            num_documents += len(texts)
-            for ids in tokenizer.encode(texts):
-                tokens = as_dtype(ids, settings, piece.path)
+        for batch in _batches(fragments_in(piece, settings.text_key, tokenizer)):
+            encoded = tokenizer.encode([text for text, _ in batch])
+            for ids, (_, is_end) in zip(encoded, batch, strict=True):
+                num_documents += is_end
+                tokens = as_dtype(ids, settings, piece.path, is_end)
                 num_tokens += tokens.size
                 file.write(tokens.tobytes())
     part = TokenPart(num_tokens=num_tokens, num_documents=num_documents)
@@ -90,10 +94,10 @@ def make_part(path: Path, piece: TextPiece, settings: Settings, tokenizer: Token
     return part
 
 
-def as_dtype(ids: np.ndarray, settings: Settings, where: str) -> np.ndarray:
-    """Convert ids to the file's type, with the id that ends the document appended if there is one."""
+def as_dtype(ids: np.ndarray, settings: Settings, where: str, is_end: bool = True) -> np.ndarray:
+    """Convert ids to the file's type; behind a document's end append the id that ends it, if there is one."""
     dtype = np.dtype(settings.dtype).newbyteorder("<")
-    if settings.end_of_document is not None:
+    if settings.end_of_document is not None and is_end:
         ids = np.append(ids.astype(np.uint32), np.uint32(settings.end_of_document))
     most = int(np.iinfo(dtype).max)
     if ids.size and int(ids.max()) > most:
@@ -106,7 +110,7 @@ def as_dtype(ids: np.ndarray, settings: Settings, where: str) -> np.ndarray:
 
 def sha256_of(path: str) -> str:
     """Return the SHA-256 of a file's bytes."""
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -135,12 +139,12 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-def _batches(texts: Iterator[str]) -> Iterator[Sequence[str]]:
-    """Yield lists of texts, each with about `_ENCODED_AT_ONCE` characters."""
-    batch: list[str] = []
+def _batches(texts: Iterator[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, bool]]]:
+    """Yield lists of fragments, each with about `_ENCODED_AT_ONCE` characters."""
+    batch: list[tuple[str, bool]] = []
     size = 0
-    for text in texts:
-        batch.append(text)
+    for text, is_end in texts:
+        batch.append((text, is_end))
         size += len(text)
         if size >= _ENCODED_AT_ONCE:
             yield batch
@@ -182,7 +186,6 @@ def work(path: Path, piece: TextPiece, settings: Settings) -> TokenPart:
 
 OnProgress = Callable[[int, int], None]
 """Bytes of text done, and of all texts."""
-DTYPES = ("uint16", "int32", "uint32")
 
 
 def tokenize(

@@ -27,6 +27,8 @@ from ._fleet import pool_bytes as pool_bytes
 from ._fleet import target_config as target_config
 from ._fleet import topology_arguments as topology_arguments
 from ._fleet import why_simulated as why_simulated
+from ._measured_runs import LONGEST_STEP_SECONDS as LONGEST_STEP_SECONDS
+from ._measured_runs import SHORTEST_STEP_SECONDS as SHORTEST_STEP_SECONDS
 from ._measured_runs import STEP_TIME as STEP_TIME
 from ._measured_runs import TRACE as TRACE
 from ._measured_runs import MeasuredClass as MeasuredClass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 
 from meshwright.errors import InputError
@@ -15,6 +14,7 @@ from meshwright.records import EXACT, read_record
 
 SCHEMA = 1
 STEP_TIME, TRACE = "step time", "trace"
+SHORTEST_STEP_SECONDS, LONGEST_STEP_SECONDS = 1e-8, 1e7  # beyond them, a figure is no step's
 ROUNDED = 1e-6  # by how much a part may exceed its whole
 _HINT = "`meshwright calibrate --forget --on FLEET` removes it; then calibrate again"
 
@@ -64,10 +64,13 @@ class MeasuredRun:
             positive[f"classes.{name}.measured_seconds"] = timed.measured_seconds
             positive[f"classes.{name}.predicted_seconds"] = timed.predicted_seconds
         for name, seconds in positive.items():
-            if not math.isfinite(seconds) or seconds <= 0:
-                raise InputError(f"measured run: {name} = {seconds} is not a positive number", hint=_HINT)
+            if not 0 < seconds <= LONGEST_STEP_SECONDS:
+                what = (
+                    f"measured run: {name} = {seconds} is no number of seconds up to {LONGEST_STEP_SECONDS:g}"
+                )
+                raise InputError(what, hint=_HINT)
         for name, seconds in self.exposed_seconds.items():
-            if not math.isfinite(seconds) or seconds < 0:
+            if not 0 <= seconds <= LONGEST_STEP_SECONDS:
                 raise InputError(f"measured run: exposed_seconds.{name} = {seconds}", hint=_HINT)
         for name, seconds in self.recomputed_seconds.items():
             if not 0 <= seconds <= self.exposed_seconds.get(name, 0.0) * (1 + ROUNDED):

@@ -15,13 +15,13 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import MOST_TOML_BYTES, parsed_toml, read_text, reason
 
 from ._chip import CATALOG
 from ._fleet import find_chip
@@ -167,10 +167,10 @@ def _of_file(path: Path | None) -> tuple[Listing, ...]:
     if path is None or not path.exists():
         return ()
     try:
-        return listings_of(path.read_text(encoding="utf-8"))
+        return listings_of(read_text(path, MOST_TOML_BYTES))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(
-            f"the refreshed prices in {path} cannot be read: {broken}",
+            f"the refreshed prices in {path} cannot be read: {reason(broken)}",
             hint="refresh them again, or delete the file: the prices that Meshwright brings remain",
         ) from broken
 
@@ -182,7 +182,7 @@ def listings_of(text: str) -> tuple[Listing, ...]:
         ValueError, KeyError, TypeError, AttributeError: the text has another format.
     """
     listings: list[Listing] = []
-    for table in tomllib.loads(text).values():
+    for table in parsed_toml(text).values():
         common: dict[str, Any] = {key: table[key] for key in ("provider", "date", "source")}
         if type(common["date"]) is not datetime.date:
             raise ValueError(f"{common['date']!r} is not a day")

@@ -13,6 +13,7 @@ from ._annotations import ProgramPhases as ProgramPhases
 from ._annotations import axes_of as axes_of
 from ._annotations import axes_of_pairs as axes_of_pairs
 from ._annotations import dimensions_of as dimensions_of
+from ._annotations import held_as as held_as
 from ._annotations import iota_of as iota_of
 from ._annotations import leaves_the_domain as leaves_the_domain
 from ._annotations import module_of as module_of

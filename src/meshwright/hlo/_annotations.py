@@ -13,6 +13,8 @@ own: transformations (`jvp(layers)`), loops, calls and, last, the primitive. The
 "jit(step)/transpose(jvp(layers))/while/body/closed_call/mlp_block/up/dot_general" is "layers/mlp_block/up".
 A program whose author sets no scopes has the function and line of its source instead (`place_of_frames`).
 
+Category: `held_as_C` says that what is computed under it counts as memory category C where no phase tells.
+
 Share: some of Meshwright's scopes declare facts that the program alone does not show. `needed_A_of_B`: A / B
 of the arithmetic is the model's. `busy_A_of_B`: a pipeline stage has a microbatch in A of its B runs; the
 other runs are its bubble.
@@ -150,6 +152,7 @@ _OWN = frozenset((
     "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches", "static_sparsity_splash",
     "splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals", "splash_mha_dq_no_residuals",
 ))  # fmt: skip
+_HELD = re.compile(r"held_as_(\w+)")
 _SHARE = re.compile(r"(needed|busy)_(\d+)_of_(\d+)(?!\w)")
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _CALL = re.compile(r"(?:p?jit)\(.*\)$")
@@ -231,6 +234,16 @@ def with_place(op_name: str, place: str) -> str:
     return "/".join((*scopes, place, operation))
 
 
+def held_as(op_name: str) -> str:
+    """Return the memory category that a scope of our step names for what it computes; "" if none does.
+
+    >>> held_as("jit(step)/while/body/held_as_saved_activations/dynamic_slice")
+    'saved_activations'
+    """
+    found = _HELD.findall(op_name)
+    return found[-1] if found else ""
+
+
 def _parts(path: str) -> list[str]:
     """Split a path at the slashes outside parentheses."""
     parts, depth, start = list[str](), 0, 0
@@ -246,9 +259,8 @@ def _scope(part: str) -> str:
     """Return the caller's scope in one part of a path, or "" where the part is not the caller's."""
     while match := _TRANSFORM.match(part):
         part = match[1]
-    own = (
-        part in _OWN or _SHARE.match(part) or _BRANCH.match(part) or _CALL.match(part) or _EINSUM.match(part)
-    )
+    patterns = (_SHARE, _HELD, _BRANCH, _CALL, _EINSUM)
+    own = part in _OWN or any(pattern.match(part) for pattern in patterns)
     return "" if own or part.startswith("(") else part
 
 

@@ -3,6 +3,8 @@
 Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, and jax only when it is needed.
 """
 
+from ._alike import Facts as Facts
+from ._alike import agreed as agreed
 from ._coordination import ALONE as ALONE
 from ._coordination import Alone as Alone
 from ._coordination import Peers as Peers
@@ -13,6 +15,7 @@ from ._join import INDEX as INDEX
 from ._join import NUM_PROCESSES as NUM_PROCESSES
 from ._join import PARENT as PARENT
 from ._join import Place as Place
+from ._join import await_verdict as await_verdict
 from ._join import join as join
 from ._join import leave as leave
 from ._join import noting_signals as noting_signals

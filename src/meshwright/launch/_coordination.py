@@ -28,6 +28,7 @@ SILENT_SECONDS = 8.0
 # Silence is counted in looks, one per beat, and not by the clock. Otherwise a process that was itself stopped
 # would find all others silent as soon as it resumes.
 SILENT_LOOKS = int(SILENT_SECONDS / BEAT_SECONDS)
+LEFT_LOOKS = 2  # for the first process to meet the error with which another one left, and to report it itself
 ANSWERS, LOST = "meshwright/roll", "meshwright/lost"
 WAIT_SLICE_SECONDS = 1.0  # a wait is cut into slices, between which signals are handled
 ERROR_KINDS = {kind.__name__: kind for kind in (MeshwrightError, InputError, CompileError)}
@@ -79,15 +80,24 @@ class Heartbeat:
         for thread in self._threads:
             thread.join()
 
-    def leave(self, words: str, status: int, wait: bool) -> None:
-        """Report to the others why this process ends, and end it.
+    def await_verdict(self) -> None:
+        """Wait while another process's end may be reported as the cause of an error; that ends this process.
 
-        Args:
-            words: the reason.
-            wait: whether another process's end may be the cause, which must then be reported first.
+        If the first process is gone, nobody else reports it: this process does so at once.
         """
-        if wait and self._over.wait(SILENT_SECONDS + 4 * BEAT_SECONDS):
+        try:
+            self._answer("")
+        except RuntimeError:
+            if self._index and not self._over.is_set():
+                _print_error(f"{self._name} has lost the first process: it was killed, or its host is gone")
+                self._over.set()
+                self._end(EXIT_BROKE_OFF)
+                return
+        if self._over.wait(SILENT_SECONDS + 4 * BEAT_SECONDS):
             time.sleep(4 * BEAT_SECONDS)  # meanwhile `beat` ends this process
+
+    def leave(self, words: str, status: int) -> None:
+        """Report to the others why this process ends, in words, and end it."""
         self.stop()
         if self._index:
             self._answer(words)
@@ -153,9 +163,9 @@ class Heartbeat:
             last, look, since = self._answers.get(key, ("", 0, now))
             if answer != last:
                 self._answers[key] = answer, self._num_looks, now
-            if answer != last or self._num_looks - look <= SILENT_LOOKS:
-                continue  # even if it left words: an error in all processes is reported by the first itself
             left = json.loads(answer)
+            if answer != last or self._num_looks - look <= (LEFT_LOOKS if left["words"] else SILENT_LOOKS):
+                continue
             if left["words"]:
                 return f"{left['name']} ended: {left['words']}"
             silent = f"{left['name']} has given no sign of life for {now - since:.0f} s"
@@ -180,9 +190,13 @@ class Alone:
         """Return the result of `make`."""
         return make()
 
+    def combined(self, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Return what `combine` makes of a list that holds only `value`."""
+        return combine([value])
+
     def gathered(self, what: str, value: Any) -> list[Any]:
         """Return a list that holds only `value`."""
-        return [value]
+        return self.combined(what, value, list)
 
     def in_turns(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make`."""
@@ -226,11 +240,15 @@ class Peers(Alone):
         self._client.key_value_set(key, json.dumps({"value": made}))
         return made
 
-    def gathered(self, what: str, value: Any) -> list[Any]:
-        """Return, in every process, the `value` (JSON data) of each process, in order."""
+    def combined(self, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Return, in every process, what `combine` makes in the first one of the `value` of each, in order.
+
+        Values and the result are JSON data.
+        """
         key = self._next(f"{what}/of")
         self._client.key_value_set(f"{key}/{self.index}", json.dumps(value))
-        return self.from_first(what, lambda: [self._take(f"{key}/{index}") for index in range(self.count)])
+        every = range(self.count)
+        return self.from_first(what, lambda: combine([self._take(f"{key}/{index}") for index in every]))
 
     def in_turns(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make` in this process, called in turns.

@@ -8,10 +8,10 @@ AI-Hypercomputer/xpk (core/system_characteristics.py, 367c838) and the variables
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..files import read_text, reason
 from ._job import ATTEMPTS, PORT, SAVE_SECONDS, Job, check_shared_folder, comments
 from ._join import COORDINATOR, INDEX, NUM_PROCESSES
 from ._yaml import yaml_text
@@ -78,10 +78,10 @@ def _config_text(config_file: str) -> str:
         InputError: there is no such file, it is not text, or it is too large.
     """
     try:
-        text = Path(config_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failed:
+        text = read_text(config_file)
+    except (OSError, ValueError) as failed:
         raise InputError(
-            f"the configuration {config_file!r} cannot be read: {failed}",
+            f"the configuration {config_file!r} cannot be read: {reason(failed)}",
             hint="name a TOML file: `meshwright init FILE.toml --from PRESET` writes one",
         ) from failed
     if len(text.encode()) > _LARGEST_CONFIG_BYTES:

@@ -219,20 +219,26 @@ def _can_listen(family: int, address: Any) -> bool:
     return True
 
 
-def leave(words: str, status: int, *, wait: bool = False) -> None:
-    """End this process before the run is over, and report it to the others.
+def leave(words: str, status: int) -> None:
+    """End this process before the run is over, and report the reason, in words, to the others.
 
     It ends at once with `status`, because jax would wait for the others to end as well. Does nothing if the
     run has one process.
-
-    Args:
-        words: the reason, for the other processes.
-        wait: whether another process's end may be the cause, which must then be reported first.
     """
     if _HEARTBEAT:
         sys.stdout.flush()
         sys.stderr.flush()
-        _HEARTBEAT.pop().leave(words, status, wait)
+        _HEARTBEAT.pop().leave(words, status)
+
+
+def await_verdict() -> None:
+    """Wait while the end of another process may be the cause of an error in this one; that ends it in words.
+
+    Call this before an unforeseen error is shown: a collective that lost a peer fails in many ways. Does
+    nothing if the run has one process.
+    """
+    if _HEARTBEAT:
+        _HEARTBEAT[0].await_verdict()
 
 
 def over() -> None:

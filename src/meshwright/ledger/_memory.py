@@ -33,6 +33,7 @@ from meshwright.hlo import (
     Place,
     Program,
     ProgramPhases,
+    held_as,
     leaves_of,
     module_of,
     parse_shape,
@@ -163,7 +164,6 @@ _BY_PHASE = {
     "backward": "activation_gradients",
     "recompute": "recomputed_activations",
     "optimizer": "optimizer_temporaries",
-    "other": "other",
 }
 
 
@@ -251,13 +251,29 @@ class Owners:
             return owner("gradients", "shape of a parameter", "shape" if named else "inherited")
         if scope:
             return owner(_BY_SCOPE[scope], f"scope {scope}", certainty)
+        return owner(*self._by_phase(value, trail, phase, certainty))
+
+    def _by_phase(
+        self, value: LiveValue, trail: list[Place], phase: str, certainty: str
+    ) -> tuple[str, str, str]:
+        """Return category, rule and certainty of a value that only its phase or its users tell."""
         kept = phase == "forward" and self._is_kept(value, trail)
         if not kept and self._serves_a_collective(trail[0]):
-            return owner("collective_staging", "a collective's buffer", "structural")
+            return "collective_staging", "a collective's buffer", "structural"
         if phase == "forward":
             category = "saved_activations" if kept else "forward_temporaries"
-            return owner(category, "made in the forward pass", certainty)
-        return owner(_BY_PHASE[phase], f"phase {phase}", "fallback" if phase == "other" else certainty)
+            return category, "made in the forward pass", certainty
+        if phase != "other":
+            return _BY_PHASE[phase], f"phase {phase}", certainty
+        if said := self._said_by_scope(trail):
+            return said, "scope held_as", certainty
+        return "other", "phase other", "fallback"
+
+    def _said_by_scope(self, trail: list[Place]) -> str:
+        """Return the category that a scope of our step names along a trail; "" if none does."""
+        if not self._scopes_are_ours:
+            return ""
+        return next(filter(None, (held_as(instruction.op_name) for _, instruction, _ in trail)), "")
 
     def _scope_of(self, maker: Instruction) -> str:
         """Return which of the scopes that decide a category an instruction is in; "" if none."""

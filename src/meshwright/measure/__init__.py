@@ -42,10 +42,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._timing import Timing as Timing
     from ._timing import clock as clock
     from ._timing import matmul_mfu as matmul_mfu
+    from ._trace_files import is_xplane as is_xplane
+    from ._trace_files import xplane_events as xplane_events
     from ._traces import TracedStep as TracedStep
-    from ._traces import is_xplane as is_xplane
     from ._traces import kineto_step as kineto_step
     from ._traces import traced_step as traced_step
-    from ._traces import xplane_events as xplane_events
 
 __getattr__, __dir__ = names_on_first_use(__name__)

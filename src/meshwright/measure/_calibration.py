@@ -13,15 +13,15 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import psutil
 
 from ..children import own_python, working_folder
-from ..compiler import cache_root, installed_versions, writing_cache
+from ..compiler import cache_lock, cache_root, installed_versions, make_folder, write_cached, writing_cache
 from ..errors import InputError, MeshwrightError
+from ..files import read_text
 from ..hardware import Calibration
 
 PROBE = "meshwright.measure._probe"
@@ -71,16 +71,24 @@ def calibration_of_this_machine() -> Calibration:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
     path = path_of("CPU")
-    kept = _kept(path)
-    if kept is None:
-        return _measure_cpu(path)
-    doubt = _doubt_of(path)
-    load = kept.load or 0.0
-    if not doubt and not (load > BUSY and busy_share() < load / 2):
-        return kept
-    calibration = _measure_cpu(path, detailed=bool(kept.details), why=doubt)
-    _doubt_file(path).unlink(missing_ok=True)
+    before = _kept(path)
+    if before is not None and not _is_outdated(path, before):
+        return before
+    with cache_lock(path):  # of several processes one measures, undisturbed by the others, which wait
+        kept = _kept(path)
+        if kept is not None and kept != before:
+            return kept  # another process has measured meanwhile
+        calibration = _measure_cpu(
+            path, detailed=kept is not None and bool(kept.details), why=_doubt_of(path)
+        )
+        _doubt_file(path).unlink(missing_ok=True)
     return calibration
+
+
+def _is_outdated(path: Path, kept: Calibration) -> bool:
+    """Return whether a run disagrees with the rates, or the machine is idler than when they were measured."""
+    load = kept.load or 0.0
+    return bool(_doubt_of(path)) or (load > BUSY and busy_share() < load / 2)
 
 
 def calibration_of_chip(name: str) -> Calibration | None:
@@ -99,8 +107,8 @@ def doubt_calibration(chip: str, reason: str) -> None:
     kept = _kept(path)
     if kept is None or (kept.measured_again and _age_days(kept) <= OLD_DAYS):
         return
-    with contextlib.suppress(OSError):  # a cache that cannot be written stays as it is
-        _doubt_file(path).write_text(reason)
+    with contextlib.suppress(MeshwrightError):  # a cache that cannot be written stays as it is
+        write_cached(_doubt_file(path), reason)
 
 
 def cautions(calibration: Calibration) -> tuple[str, ...]:
@@ -129,10 +137,10 @@ def probe() -> Calibration:
     Raises:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
-    with working_folder("meshwright-probe-") as folder:
+    with cache_lock(path_of("CPU")), working_folder("meshwright-probe-") as folder:
         calibration = _run_probe(folder / "calibration.json", detailed=True)
     path = path_of(calibration.chip)
-    write_kept(path, calibration.to_json())
+    write_cached(path, calibration.to_json())
     _doubt_file(path).unlink(missing_ok=True)
     return calibration
 
@@ -141,11 +149,11 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibr
     """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
     with contextlib.ExitStack() as stack:
         with writing_cache():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             folder = stack.enter_context(working_folder(".calibration-", path.parent))
         calibration = _run_probe(folder / "calibration.json", detailed=detailed, cpu=True)
         calibration = dataclasses.replace(calibration, measured_again=why)
-    write_kept(path, calibration.to_json())
+    write_cached(path, calibration.to_json())
     return calibration
 
 
@@ -188,18 +196,9 @@ def path_of(chip: str) -> Path:
 
 def _kept(path: Path) -> Calibration | None:
     try:
-        return Calibration.from_json(path.read_text())
-    except (OSError, InputError, UnicodeDecodeError):
+        return Calibration.from_json(read_text(path))
+    except (OSError, InputError, ValueError):
         return None
-
-
-def write_kept(path: Path, text: str) -> None:
-    """Write a file completely or not at all, even if another process writes it too."""
-    with writing_cache():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".calibration-", delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)
 
 
 def _doubt_file(path: Path) -> Path:
@@ -209,6 +208,6 @@ def _doubt_file(path: Path) -> Path:
 
 def _doubt_of(path: Path) -> str:
     try:
-        return _doubt_file(path).read_text()
-    except (OSError, UnicodeDecodeError):
+        return read_text(_doubt_file(path))
+    except (OSError, ValueError):
         return ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..compiler import cache_lock, write_cached
 from ..errors import InputError
+from ..files import read_text, reason
 from ..hardware import Calibration, Fleet, MeasuredRun, MeasuredRuns
-from ._calibration import calibration_of_chip, calibration_of_this_machine, path_of, write_kept
+from ._calibration import calibration_of_chip, calibration_of_this_machine, path_of
 
 
 def calibration_for(fleet: Fleet) -> Calibration | None:
@@ -24,13 +26,13 @@ def measured_runs_for(fleet: Fleet) -> MeasuredRuns | None:
     """
     path = measured_runs_path(fleet)
     try:
-        return MeasuredRuns.from_json(path.read_text("utf-8"))
+        return MeasuredRuns.from_json(read_text(path))
     except FileNotFoundError:
         return None
     except InputError as damaged:
         raise InputError(f"{path}: {damaged.message}", hint=_way_back(fleet)) from damaged
-    except (OSError, UnicodeDecodeError) as refused:
-        raise InputError(f"{path} cannot be read: {refused}", hint=_way_back(fleet)) from refused
+    except (OSError, ValueError) as refused:
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=_way_back(fleet)) from refused
 
 
 def keep_measured_run(fleet: Fleet, run: MeasuredRun) -> MeasuredRuns:
@@ -41,8 +43,10 @@ def keep_measured_run(fleet: Fleet, run: MeasuredRun) -> MeasuredRuns:
     Raises:
         InputError: as `measured_runs_for`; or the cache cannot be written.
     """
-    runs = (measured_runs_for(fleet) or MeasuredRuns(chip=fleet.chip.name, runs=())).adding(run)
-    write_kept(measured_runs_path(fleet), runs.to_json())
+    path = measured_runs_path(fleet)
+    with cache_lock(path):  # another process may add a run at the same time
+        runs = (measured_runs_for(fleet) or MeasuredRuns(chip=fleet.chip.name, runs=())).adding(run)
+        write_cached(path, runs.to_json())
     return runs
 
 
@@ -51,17 +55,20 @@ def forget_measured_runs(fleet: Fleet) -> int | None:
 
     Raises:
         InputError: the file cannot be removed.
+        MeshwrightError: the cache cannot be written.
     """
     path = measured_runs_path(fleet)
-    try:
-        runs = measured_runs_for(fleet)
-        number = 0 if runs is None else len(runs.runs)
-    except InputError:
-        number = None
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as refused:
-        raise InputError(f"cannot remove {path}: {refused.strerror}", hint="remove it yourself") from refused
+    with cache_lock(path):
+        try:
+            runs = measured_runs_for(fleet)
+            number = 0 if runs is None else len(runs.runs)
+        except InputError:
+            number = None
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as refused:
+            hint = "remove it yourself"
+            raise InputError(f"cannot remove {path}: {refused.strerror}", hint=hint) from refused
     return number
 
 

@@ -1,10 +1,9 @@
-"""Read a trace of a run: the seconds of a step, and of each class of work in it, on one device.
+"""Make a step of the events of a trace: its seconds, and those of each class of work in it, on one device.
 
-Two forms are read. An XPlane file is what `jax.profiler` writes; its events name instructions of the compiled
-program, so the program tells the class of each. On a GPU XLA launches most kernels in CUDA graphs. Their
-events name the graph and the kernel: a kernel that XLA wrote has the name of a fusion, and that of a library
-tells its class. A Kineto file is what `torch.profiler` writes as Chrome's trace events; a kernel's class
-follows from its name.
+The events of an XPlane file name instructions of the compiled program, so the program tells the class of
+each. On a GPU XLA launches most kernels in CUDA graphs. Their events name the graph and the kernel: a kernel
+that XLA wrote has the name of a fusion, and that of a library tells its class. The class of a kernel in a
+Kineto file follows from its name. `_trace_files` reads both.
 
 The seconds of a class are the sum over its events, divided by devices and steps. So they are what one device
 takes: simulated devices of a CPU run side by side on shared cores, and each event lasts as long as sharing
@@ -16,63 +15,25 @@ host's time between steps is in none of them.
 
 from __future__ import annotations
 
-import functools
-import gzip
-import json
 import re
 import statistics
-import warnings
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..hardware import COLLECTIVE_KINDS
+from ..hardware import COLLECTIVE_KINDS, LONGEST_STEP_SECONDS
+from ._trace_files import AGAIN, TraceEvent, class_of_kernel, kineto_events
 
 LEAST_MATCHED = 0.8
 """The share of a trace's kernel time that must be matched with the program, or the trace is refused."""
 GAPS = "launch"
 MOST_NAMED = 3
-MICROSECOND, NANOSECOND = 1e-6, 1e-9
-XPLANE = ".xplane.pb"
-HINT = "give an .xplane.pb file, a folder that jax.profiler wrote, or a .json or .json.gz of torch.profiler"
-# By class, what the names of its kernels hold; the first that is found counts.
-KERNEL_NAMES = {
-    "all-gather": r"nccl.*AllGather",
-    "reduce-scatter": r"nccl.*ReduceScatter",
-    "all-reduce": r"nccl.*AllReduce",
-    "all-to-all": r"nccl.*(AllToAll|SendRecv)",
-    "attention": r"flash|fmha|attention|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
-    "convolution": r"conv(?!ert)|wgrad2d|dgrad2d|winograd",
-    "matmul": r"gemm|cutlass|nvjet|cublas|splitK|s16816|s1688|xmma",
-    "memory-bound": r"memcpy|memset",
-}
+LONGEST_NAME = 200  # of a kernel, as it is shown
 MESSAGES = (*COLLECTIVE_KINDS, "collective-permute")
-PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
-GPU_PLANE = "/device:GPU:"
 GRAPH = re.compile(r"command_buffer(_\d+)?")  # XLA's word for a CUDA graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceEvent:
-    """One kernel or message of a trace.
-
-    `name`: of the instruction or of the CUDA graph; in a trace of torch.profiler, of the kernel. `run`: which
-    repeat. `kernel`: of a GPU, its own name. `launch`: the launch of a GPU's kernel or of its graph.
-    """
-
-    name: str
-    module: str
-    device: str
-    run: str
-    begin_seconds: float
-    seconds: float
-    kernel: str = ""
-    launch: str = ""
-
 
 _Classed = tuple[TraceEvent, str]  # an event with its class of work, "" if none is known
 
@@ -95,74 +56,6 @@ class TracedStep:
     unmatched: dict[str, float]
     num_steps: int
     num_devices: int
-
-
-def xplane_files(path: Path) -> tuple[Path, ...]:
-    """Return the newest XPlane files below a folder, one for each host, or the file itself.
-
-    Raises:
-        InputError: there are none.
-    """
-    if path.is_file():
-        return (path,)
-    found = sorted(path.rglob(f"*{XPLANE}"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise InputError(f"{path} holds no file that ends in {XPLANE}", hint=HINT)
-    return tuple(file for file in found if file.parent == found[-1].parent)
-
-
-def is_xplane(path: Path) -> bool:
-    """Return whether a path is an XPlane file or a folder; otherwise it is taken for Kineto's JSON.
-
-    Raises:
-        InputError: nothing is there, or a file of another kind.
-    """
-    if not path.exists():
-        raise InputError(f"no trace at {path}", hint=HINT)
-    if path.is_dir() or path.name.endswith(XPLANE):
-        return True
-    if not path.name.endswith((".json", ".json.gz")):
-        raise InputError(f"{path} is no trace by its name", hint=HINT)
-    return False
-
-
-def xplane_events(path: Path) -> Iterator[TraceEvent]:
-    """Yield the events of XPlane files that name an instruction of a compiled program.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    from jax.profiler import ProfileData  # lazily: reading a record needs no jax
-
-    for number, file in enumerate(xplane_files(path)):
-        try:
-            planes = list(ProfileData.from_serialized_xspace(file.read_bytes()).planes)
-        except Exception as broken:  # the parser's own kinds differ by release
-            raise InputError(f"{file} cannot be read as a trace: {broken}", hint=HINT) from broken
-        for plane in planes:
-            for line in plane.lines:
-                for event in line.events:
-                    stats = _stats_of(event)
-                    if "hlo_op" not in stats:
-                        continue
-                    device = stats.get("device_ordinal", plane.name)
-                    yield TraceEvent(
-                        name=str(stats["hlo_op"]),
-                        module=f"{stats.get('hlo_module', '')} {stats.get('program_id', '')}",
-                        device=f"{number} {device}",
-                        run=str(stats.get("run_id", "")),
-                        begin_seconds=event.start_ns * NANOSECOND,
-                        seconds=event.duration_ns * NANOSECOND,
-                        kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
-                        launch=str(stats.get("correlation_id", "")),
-                    )
-
-
-def _stats_of(event: Any) -> dict[str, Any]:
-    with warnings.catch_warnings():
-        # Python 3.13 warns when jaxlib makes the type of these pairs; as an error that ends the process.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return {name: value for name, value in event.stats if name is not None}
 
 
 def traced_step(
@@ -217,7 +110,7 @@ def _class_of(event: TraceEvent, classes: Mapping[str, str], kernels: Mapping[st
     """
     if event.name in classes or not event.kernel:
         return classes.get(event.name, "")
-    return kernels.get(event.kernel) or _kernel_class(event.kernel) or ""
+    return kernels.get(event.kernel) or class_of_kernel(event.kernel) or ""
 
 
 def _step_of(events: Collection[_Classed], span: float, num_inside: int, **facts: Any) -> TracedStep:
@@ -281,7 +174,7 @@ def _largest(events: Iterable[_Classed]) -> dict[str, float]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for event, kind in events:
         if not kind:
-            seconds[event.kernel or event.name] += event.seconds
+            seconds[(event.kernel or event.name)[:LONGEST_NAME]] += event.seconds
     largest = sorted(seconds, key=lambda name: -seconds[name])[:MOST_NAMED]
     return {name: seconds[name] for name in largest}
 
@@ -329,8 +222,16 @@ def _count_steps(events: Collection[TraceEvent], once: Collection[str]) -> int:
 
 
 def _span(events: Iterable[_Classed]) -> float:
-    ends = [(event.begin_seconds, event.begin_seconds + event.seconds) for event, _ in events]
-    return max(end for _, end in ends) - min(begin for begin, _ in ends)
+    """Return the seconds from the first event's begin to the last one's end.
+
+    Raises:
+        InputError: they are farther apart than any trace is long, so that one of them has a wrong clock.
+    """
+    times = [(event.begin_seconds, event.begin_seconds + event.seconds) for event, _ in events]
+    span = max(end for _, end in times) - min(begin for begin, _ in times)
+    if span > LONGEST_STEP_SECONDS:
+        raise InputError(f"the trace's events lie {span:.3g} s apart, which cannot be", hint=AGAIN)
+    return span
 
 
 def kineto_step(path: Path) -> TracedStep:
@@ -341,28 +242,10 @@ def kineto_step(path: Path) -> TracedStep:
     steps together: the device runs behind the host.
 
     Raises:
-        InputError: the file is no such trace, or has no kernels.
+        InputError: the file is no such trace, a field of it cannot be, or it has no kernels.
     """
-    events = _chrome_events(path)
-    steps = {str(e["name"]) for e in events if PROFILER_STEP.fullmatch(str(e.get("name", "")))}
-    kernels = [
-        TraceEvent(
-            name=str(event["name"]),
-            module="",
-            device=str(event.get("args", {}).get("device", event.get("pid"))),
-            run="",
-            begin_seconds=float(event["ts"]) * MICROSECOND,
-            seconds=float(event["dur"]) * MICROSECOND,
-        )
-        for event in events
-        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    ]
-    if not kernels:
-        raise InputError(
-            f"{path} has no GPU kernels", hint="trace with ProfilerActivity.CUDA, and export_chrome_trace"
-        )
-    num_steps = max(1, len(steps))
-    named = [(kernel, _kernel_class(kernel.name) or "") for kernel in kernels]
+    kernels, num_steps = kineto_events(path)
+    named = [(kernel, class_of_kernel(kernel.name) or "") for kernel in kernels]
     known = sum(kernel.seconds for kernel, kind in named if kind)
     classed = [(kernel, kind or "memory-bound") for kernel, kind in named]
     return _step_of(
@@ -373,22 +256,3 @@ def kineto_step(path: Path) -> TracedStep:
         unmatched=_largest(named),
         num_steps=num_steps,
     )
-
-
-@functools.cache  # a trace has thousands of events of one name
-def _kernel_class(name: str) -> str | None:
-    for kind, pattern in KERNEL_NAMES.items():
-        if re.search(pattern, name, re.IGNORECASE):
-            return kind
-    return None
-
-
-def _chrome_events(path: Path) -> list[dict[str, Any]]:
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if path.name.endswith(".gz") else raw
-        found = json.loads(text)
-        events = found["traceEvents"] if isinstance(found, dict) else found
-        return [event for event in events if isinstance(event, dict)]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error) as broken:
-        raise InputError(f"{path} cannot be read as Chrome trace events: {broken}", hint=HINT) from broken

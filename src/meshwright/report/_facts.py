@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from meshwright.compiler import SIMULATED
 from meshwright.config import Ticks, TransformerModel
 from meshwright.errors import InputError
+from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_text, reason
 from meshwright.ledger import Ledger
 from meshwright.planning import HandSum, Suggestion, suggestions
 from meshwright.predict import Prediction, RunFlops, RunTotal
@@ -80,6 +81,8 @@ class WeighingFacts:
     pipeline: Ticks | None = None
     plan: KnownPlan | None = None
     pytorch: TorchFacts | None = None
+    warnings: tuple[str, ...] = ()
+    idle_devices: int = 0
     num_active_parameters: int | None = None
     num_trained_parameters: int | None = None  # where others are frozen
     is_published_target: bool = False
@@ -170,13 +173,13 @@ def read_run(folder: Path) -> RunFiles:
 
     def read(name: str, parse: Callable[[str], T]) -> T | None:
         try:
-            return parse((folder / name).read_text("utf-8"))
+            return parse(read_text(folder / name, MOST_RECORD_BYTES))
         except FileNotFoundError:
             notes.append(f"{name} is not there: what it would show is left out.")
         except InputError as error:
             notes.append(f"{name} cannot be read: {error.message}")
-        except (OSError, ValueError, RecursionError) as error:
-            notes.append(f"{name} cannot be read: {error}")
+        except (OSError, ValueError) as error:
+            notes.append(f"{name} cannot be read: {reason(error)}")
         except (KeyError, TypeError, AttributeError) as error:
             notes.append(f"{name} cannot be read: {error!r}")
         return None
@@ -184,10 +187,10 @@ def read_run(folder: Path) -> RunFiles:
     def lines(name: str) -> tuple[dict[str, Any], ...]:
         return read(name, lambda text: _entries(name, text, notes)) or ()
 
-    read("config.json", json.loads)
+    read("config.json", parsed_json)
     return RunFiles(
         name=folder.name,
-        weighing=read("weighing.json", lambda text: facts_from_json(json.loads(text))),
+        weighing=read("weighing.json", lambda text: facts_from_json(parsed_json(text))),
         metrics=lines("metrics.jsonl"),
         notices=lines("notices.jsonl") if (folder / "notices.jsonl").exists() else (),
         measurement=read("measurement.json", Measurement.from_json),
@@ -202,10 +205,10 @@ def _entries(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ..
     broken: list[int] = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            entry = json.loads(line)
+            entry = parsed_json(line)
             entry["step"] = int(entry["step"])
             entries.append(entry)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             broken.append(number)
     if broken:
         where = ", ".join(str(number) for number in broken[:5]) + (", ..." if len(broken) > 5 else "")

@@ -276,6 +276,9 @@ def memory_colours(memory: MemoryLedger) -> dict[str, str]:
     return colours_of([*memory.by_category, *memory.timeline.by_category])
 
 
+ALWAYS_SHOWN = 0.05  # share of all sizes
+
+
 def parts_of(
     sizes: Mapping[str, float],
     colours: Mapping[str, str],
@@ -284,8 +287,13 @@ def parts_of(
     least: float = 0,
     most: int | None = None,
 ) -> tuple[BarPart, ...]:
-    """Return a part for each of the first `most` sizes of at least `least`, then the sum of the others."""
-    shown = [name for name, size in sizes.items() if name in colours and size >= least][:most]
+    """Return a part for each of the first `most` sizes of at least `least`, then the sum of the others.
+
+    A size of 5 % of all is always shown.
+    """
+    named = [name for name, size in sizes.items() if name in colours and size >= least]
+    large = ALWAYS_SHOWN * sum(sizes.values())
+    shown = [name for place, name in enumerate(named) if most is None or place < most or sizes[name] >= large]
     entries = [(spaced(name), sizes[name], colours[name]) for name in shown]
     if rest := [size for name, size in sizes.items() if name not in shown]:
         entries.append((f"{len(rest)} {SMALLER}", sum(rest), COLOURS[SMALLER]))

@@ -25,6 +25,7 @@ from ._costs import (
 )
 from ._facts import WeighingFacts
 from ._model import (
+    ALWAYS_SHOWN,
     GAPS,
     Bars,
     Block,
@@ -108,7 +109,8 @@ def full_document(facts: WeighingFacts) -> Document:
 
 def title_facts(facts: WeighingFacts) -> str:
     """Return what follows the name in a title: fleet, layout, parameters, and what a step reads."""
-    words = f"on {facts.fleet.name}, layout {facts.layout}"
+    idle = f" ({facts.idle_devices} of the {facts.idle_devices + 1} devices named stand idle)"
+    words = f"on {facts.fleet.name}{idle if facts.idle_devices else ''}, layout {facts.layout}"
     if facts.num_parameters is not None:
         words += f", {format_count(facts.num_parameters)} parameters"
     if facts.num_active_parameters is not None:
@@ -122,7 +124,7 @@ def title_facts(facts: WeighingFacts) -> str:
 
 def verdict(facts: WeighingFacts) -> list[Words]:
     """Return a line that says whether the program fits, after a warning if the bytes are of another one."""
-    memory, lines = facts.ledger.memory, list[Words]()
+    memory, lines = facts.ledger.memory, [Words(text=each, tone="warning") for each in facts.warnings]
     if facts.source == SIMULATED:
         warning = "SIMULATED ON CPU: all figures are of the CPU compiler's program"
         lines.append(Words(text=warning, tone="warning"))
@@ -138,7 +140,10 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
     rest = f"{format_bytes(abs(spare))} ({percent(abs(spare), memory.usable_bytes)})"
     if spare >= 0:
-        return [*lines, Words(text=f"FITS: {gives}, {rest} to spare", tone="good")]
+        return [
+            *lines,
+            Words(text=f"FITS: {gives}, {rest} to spare", tone="open" if facts.warnings else "good"),
+        ]
     if memory.is_upper_bound:
         return [
             *lines,
@@ -245,6 +250,7 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         pairs.append(("finding", f"{first.what}. To fix it, {first.mend}{more}"))
     losses = sorted(_losses(facts), key=lambda loss: -loss[0])
     pairs += [(subject, words) for share, subject, words in losses if share >= LEAST_LOSS]
+    pairs += [("memory", words) for words in _unclear_memory(facts)]
     for name, size in list(memory.by_category.items())[:1]:
         share = percent(size, memory.reserved_bytes) or "0.0 %"
         pairs.append(("memory", f"{format_bytes(size)}, {share} of the program's: {spaced(name)}"))
@@ -253,6 +259,29 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         words = _of_step(most.exposed_seconds, facts.prediction)
         pairs.append(("time", f"{words}: {CLASSES.get(most.name, most.name)}"))
     return pairs
+
+
+def _unclear_memory(facts: WeighingFacts) -> Iterator[str]:
+    """Yield an explanation of each category that is 5 % of the memory and that its name does not explain."""
+    memory = facts.ledger.memory
+    for name in ("fragmentation", "other"):
+        size = memory.by_category.get(name, 0)
+        if size < ALWAYS_SHOWN * memory.reserved_bytes:
+            continue
+        share = f"{format_bytes(size)}, {percent(size, memory.reserved_bytes)} of the program's"
+        if name == "fragmentation" and facts.pytorch is not None:
+            yield (
+                f"{share}: fragmentation, blocks that PyTorch's allocator keeps and no tensor fills; "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True may avoid it"
+            )
+        elif name == "fragmentation":
+            yield f"{share}: fragmentation, gaps between arrays that the compiler's plan leaves at the peak"
+        else:
+            largest = max(
+                (b for b in memory.buffers if b.category == name), key=lambda b: b.num_bytes, default=None
+            )
+            where = "" if largest is None else f"; the largest is {largest.shape} of {largest.source_line}"
+            yield f"{share}: of no phase that its names show{where}"
 
 
 def _losses(facts: WeighingFacts) -> Iterator[tuple[float, str, str]]:

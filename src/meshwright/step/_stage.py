@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -45,6 +46,14 @@ Tree = Any
 ContextOf = Callable[[Key[Array, ""] | None], Context]
 """Maps a microbatch's key to the run's context; None is for evaluation on held-out data."""
 AXIS = "stage"
+
+
+def held_as(category: str) -> AbstractContextManager[Any]:
+    """Name the memory category of what is computed in the block: no phase of a pipeline's tick shows it.
+
+    `category`: one of the ledger's. Only the names in the compiled program change.
+    """
+    return jax.named_scope(f"held_as_{category}")
 
 
 def scatter_positions(y: Array, mesh: AnyMesh) -> Array:
@@ -404,12 +413,14 @@ class Stage:
 
         All stages take part, for each has some rows of the embedding.
         """
-        return self.model.embed(self.parameters, *self.microbatch(number))
+        with held_as("forward_temporaries"):
+            return self.model.embed(self.parameters, *self.microbatch(number))
 
     def begun(self, carry: _Carry, tick: Array) -> _Carry:
         """Let the first stage begin a microbatch; embed the next one, whose messages run beside this tick."""
         number = self.pass_of(self.schedule.forward, tick, 0).microbatch
-        x = jnp.where(self.is_first, carry.embedded, carry.x)
+        with held_as("collective_staging"):
+            x = jnp.where(self.is_first, carry.embedded, carry.x)
         return carry._replace(
             x=x, embedded=self.embedded(jnp.minimum(number + 1, self.ticks.num_microbatches - 1))
         )
@@ -453,7 +464,8 @@ class Stage:
     def added(self, total: Tree, more: Tree) -> Tree:
         """Add the shared parameters' gradient `more` to `total`, sharded as the parameters are."""
         changed = {name: total[name] for name in more}
-        changed = jax.tree.map(lambda a, b: a + b.astype(a.dtype), changed, more)
+        with held_as("gradients"):
+            changed = jax.tree.map(lambda a, b: a + b.astype(a.dtype), changed, more)
         shared = {**_shared(total), **changed}
         return {**total, **self.pinned(shared, _shared(self.shardings))}
 
@@ -516,7 +528,9 @@ class Stage:
             carry = self.begun(carry, forward)
         carry = self.through_layers(work, carry, up, down, scale)
         if work.forward:
-            outputs = lax.dynamic_update_index_in_dim(carry.outputs, carry.x, self.output_place(forward), 0)
+            with held_as("saved_activations"):
+                place = self.output_place(forward)
+                outputs = lax.dynamic_update_index_in_dim(carry.outputs, carry.x, place, 0)
             carry = carry._replace(x=self.send(carry.x, 1), outputs=outputs)
         if work.backward:
             carry = carry._replace(d_x=carry.d_y, d_y=self.send(carry.d_y, -1))
@@ -568,7 +582,8 @@ class Stage:
         """
         stages = range(self.ticks.num_stages)
         pairs = [(s, (s + way) % len(stages)) for s in stages if self.num_chunks > 1 or s + way in stages]
-        return lax.ppermute(x, AXIS, pairs)
+        with held_as("collective_staging"):
+            return lax.ppermute(x, AXIS, pairs)
 
     def mean(self, totals: Totals) -> Totals:
         """Return `totals` with the loss summed over stages and averaged over microbatches."""
@@ -613,10 +628,12 @@ def _shared(tree: Tree) -> Tree:
 
 def _stored(slots: Array, value: Array, slot: Array, group: Array) -> Array:
     """Return `slots` [slots, groups, ...] with a group's value in one slot."""
-    return lax.dynamic_update_slice(slots, value[None, None], (slot, group, *(0,) * value.ndim))
+    with held_as("saved_activations"):
+        return lax.dynamic_update_slice(slots, value[None, None], (slot, group, *(0,) * value.ndim))
 
 
 def _loaded(slots: Array, slot: Array, group: Array) -> Array:
     """Return a group's value in one slot."""
     rest = slots.shape[2:]
-    return lax.dynamic_slice(slots, (slot, group, *(0,) * len(rest)), (1, 1, *rest))[0, 0]
+    with held_as("saved_activations"):
+        return lax.dynamic_slice(slots, (slot, group, *(0,) * len(rest)), (1, 1, *rest))[0, 0]

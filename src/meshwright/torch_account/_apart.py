@@ -7,7 +7,6 @@ FOLDER/answer.json last. torch is imported there alone.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -21,9 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.children import begin_phase, end_session, guard, own_python, report_phases, working_folder
+from meshwright.children import (
+    begin_phase,
+    end_after,
+    end_session,
+    from_child,
+    guard,
+    own_python,
+    report_phases,
+    spoiled,
+    working_folder,
+)
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import last_lines, parsed_json
 from meshwright.hardware import Fleet
 from meshwright.records import read_record
 
@@ -31,6 +41,7 @@ from ._records import MeshAccount
 
 Request = TypeVar("Request")
 POLL_SECONDS = 0.05
+TIME_LIMIT_SECONDS = 1200.0  # as a script has
 SHOWN_LINES = 8
 
 
@@ -72,7 +83,13 @@ def account_named(
     return MeshAccount.from_json(answer["account"])
 
 
-def answer_apart(server: str, request: bytes, function: str, on_phase: Callable[[str], None]) -> Any:
+def answer_apart(
+    server: str,
+    request: bytes,
+    function: str,
+    on_phase: Callable[[str], None],
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Any:
     """Return the answer of a process of its own to a request.
 
     Args:
@@ -80,9 +97,10 @@ def answer_apart(server: str, request: bytes, function: str, on_phase: Callable[
         request: its text as JSON.
         function: the user's function that it calls, for messages.
         on_phase: called with the name of each part of the work.
+        time_limit_seconds: the time that the process may take.
 
     Raises:
-        InputError: the answer is an error, or the process ended without one.
+        InputError: the answer is an error, the process ended without one, or took too long.
     """
     with working_folder("meshwright-torch-") as folder:
         (folder / "request.json").write_bytes(request)
@@ -95,30 +113,47 @@ def answer_apart(server: str, request: bytes, function: str, on_phase: Callable[
                 start_new_session=True,
             )
         try:
-            _follow(process, folder, on_phase)
+            phase = _follow(process, folder, on_phase, time_limit_seconds)
         finally:
             end_session(process)
+        if phase is not None:
+            raise InputError(
+                f"{function} was not done after {time_limit_seconds:.0f} s ({phase})",
+                hint="run it by itself to see what it waits for, or let it make a smaller module",
+            )
         return _answer(function, process.returncode, folder)
 
 
-def _follow(process: subprocess.Popen[bytes], folder: Path, on_phase: Callable[[str], None]) -> None:
+def _follow(
+    process: subprocess.Popen[bytes], folder: Path, on_phase: Callable[[str], None], seconds: float
+) -> str | None:
+    """Wait for a process and report its phases; return the one in which it passed its time, or None."""
     phases: list[str] = []
+    deadline = time.monotonic() + seconds
     while process.poll() is None:
         phases = report_phases(folder, on_phase, len(phases))
+        if time.monotonic() > deadline:
+            return phases[-1] if phases else "starting"
         time.sleep(POLL_SECONDS)
     report_phases(folder, on_phase, len(phases))
+    return None
 
 
 def _answer(function: str, status: int, folder: Path) -> Any:
     """Return the answer, or raise the error in it or that of a process without one."""
-    with contextlib.suppress(FileNotFoundError):
-        answer = json.loads((folder / "answer.json").read_text())
-        if "message" not in answer:
-            return answer
-        raise InputError(answer["message"], hint=answer["hint"])
-    said = (folder / "said").read_text(errors="replace").splitlines()
+    file = folder / "answer.json"
+    if (text := from_child(file)) is not None:
+        try:
+            answer: dict[str, Any] = dict(parsed_json(text))
+            error = InputError(answer["message"], hint=answer["hint"]) if "message" in answer else None
+        except (ValueError, TypeError, KeyError) as wrong:
+            raise spoiled(file, "it is no answer") from wrong
+        if error is not None:
+            raise error
+        return answer
+    said = last_lines(folder / "said", SHOWN_LINES)
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    words = "".join(f"\n    {line}" for line in said[-SHOWN_LINES:])
+    words = "".join(f"\n    {line}" for line in said)
     raise InputError(
         f"{function}, or what it calls, ended its process, which {how}"
         + (f". Its last words:{words}" * bool(said)),
@@ -170,4 +205,4 @@ def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> dict[s
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), Path(sys.argv[2]), AccountRequest, _account)
+    end_after(lambda: serve(int(sys.argv[1]), Path(sys.argv[2]), AccountRequest, _account))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..children import end_after
 from ..torch_account import answer_apart, parts_of_function, require_torch, serve
 from ._program import ModuleProgram
 from ._step import name_and_options
@@ -81,4 +82,4 @@ if __name__ == "__main__":
     # The records are pickled under the package's name, not under that of the program that runs.
     from meshwright.torch_program import _apart
 
-    serve(int(sys.argv[1]), Path(sys.argv[2]), _apart.ExportRequest, _apart._exported)
+    end_after(lambda: serve(int(sys.argv[1]), Path(sys.argv[2]), _apart.ExportRequest, _apart._exported))

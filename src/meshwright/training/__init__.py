@@ -13,6 +13,7 @@ from ..lazy import names_on_first_use
 if TYPE_CHECKING:
     from ._devices import devices_of as devices_of
     from ._devices import local_fleet as local_fleet
+    from ._facts import facts_of_run as facts_of_run
     from ._interface import LAST_TRACED as LAST_TRACED
     from ._interface import CheckpointSaved as CheckpointSaved
     from ._interface import EpochDone as EpochDone

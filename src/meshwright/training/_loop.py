@@ -26,7 +26,7 @@ from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, restore, steps_i
 from ..config import CheckpointConfig
 from ..data import ALL, Dataset, Rows, Split
 from ..errors import MeshwrightError
-from ..launch import noting_signals
+from ..launch import agreed, noting_signals
 from ..measure import bytes_on
 from ..step import whole_parameters
 from ._interface import CheckpointSaved, Event, Noticed, PhaseClock, RunRequest
@@ -189,6 +189,8 @@ class Saving:
         """Begin to save the state, unless a save of this step has begun."""
         if self._checkpoints is None or self._every is None:
             return
+        facts = {"step": step, "batches left out": data_offset, "agreement": self._about.get("agreement")}
+        agreed(self._peers, "saving", lambda: {"settings": facts}, lambda facts: facts)
         # Processes may learn at different steps that a save has failed, so the first one decides for all.
         if self._peers.from_first("saved", lambda: step == self._newest):
             return

@@ -7,6 +7,7 @@ a CPU compiles on the cores that train, so the measured time and memory of its s
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,8 @@ NUM_THREADS = 2  # the step's memory is then added to that of one smaller progra
 class Programs:
     """The compiled programs of a run: the train step, the initial state, the held-out evaluation, a sample.
 
-    `sample`: None if none was asked for. `compile_seconds`: of the train step. `xla_flops`: None for the
+    `sample`: None if none was asked for. `traced`: the digest of the step before it is compiled, which does
+    not depend on the host. `compile_seconds`: of the train step. `xla_flops`: None for the
     reason in `no_xla_flops`. `results`: the file that holds the kernels that this compilation timed, or None.
     """
 
@@ -50,6 +52,7 @@ class Programs:
     sample: Callable[..., jax.Array] | None
     compile_seconds: float
     fingerprint: str
+    traced: str
     xla_flops: int | None
     no_xla_flops: str
     results: Path | None
@@ -109,6 +112,7 @@ def compile_programs(
             sample=None if sample is None else sample.result(),
             compile_seconds=seconds,
             fingerprint=fingerprint_of(text),
+            traced=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
             xla_flops=flops,
             no_xla_flops=why_not,
             results=writes,

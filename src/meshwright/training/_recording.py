@@ -216,7 +216,7 @@ class RunWriter:
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Return the complete lines of metrics.jsonl, parsed; an empty list if the file does not exist."""
     path = folder / METRICS
-    return _complete_lines(path.read_bytes()) if path.exists() else []
+    return _complete_lines(path.read_bytes()) if path.is_file() else []
 
 
 def _events_file(folder: Path) -> Path:

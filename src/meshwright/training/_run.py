@@ -19,10 +19,12 @@ from ..checkpoint import Found, check_match, unread_newest
 from ..compiler import installed_versions
 from ..config import Layout, RunConfig, num_stacked_layers
 from ..data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows, open_data
+from ..launch import agreed
 from ..measure import ResidentGrowth, describe_host
 from ..reconciliation import Measurement
 from ..sharding import mesh_of
 from ..step import build_step, whole_parameters
+from ._facts import facts_of_programs
 from ._interface import Finished, PhaseClock, RunRequest, Started, StepCompiled
 from ._interruptions import Watchdog
 from ._loop import Loop, Saving
@@ -75,7 +77,11 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         event = StepCompiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint)
         request.on_event(event)
         growth = ResidentGrowth()
-        peers.gathered("compiled", None)  # waits without a time limit, unlike a collective on the devices
+        # This waits without a time limit, unlike a collective on the devices.
+        facts = facts_of_programs(
+            programs, str(request.layout), checkpoint, is_same=not request.times_kernels
+        )
+        agreed(peers, "compiled", lambda: facts, lambda facts: facts)
         state = None if checkpoint is None else saving.restore(checkpoint, programs.built.state)
         recorded = last_recorded_step(folder.path)
         # The run writes to its folder from here on.

@@ -17,10 +17,19 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from ..checkpoint import Found, lock_folder, open_own, steps_in, unread_newest, write_probe
+from ..checkpoint import (
+    Found,
+    lock_folder,
+    open_own,
+    path_for_arrays,
+    steps_in,
+    unread_newest,
+    write_probe,
+)
 from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
+from ..files import MOST_JSON_BYTES, open_file, parsed_json, read_bytes, reason
 from ..launch import ALONE, Alone
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
@@ -118,11 +127,11 @@ class RunFolder:
         """Lock the folder if it exists, and check that this run may use it; create no folder.
 
         Raises:
-            InputError: another process writes it, it holds a run that is not to be resumed, the run is not
-                that of `config`, or resuming would discard steps.
+            InputError: its name cannot hold checkpoints, another process writes it, it holds a run that is
+                not to be resumed, the run is not that of `config`, or resuming would discard steps.
         """
         self._config = config
-        self.peers.from_first("folder/look", lambda: self._take_lock() if self.path.is_dir() else None)
+        self.peers.from_first("folder/look", self._look)
 
     def make(self) -> None:
         """Create the folder, lock it, and check that files can be written there.
@@ -139,6 +148,11 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _look(self) -> None:
+        path_for_arrays(self.path)
+        if self.path.is_dir():
+            self._take_lock()
 
     def _make(self) -> None:
         try:
@@ -198,7 +212,7 @@ class RunFolder:
     def _checkpoint_interval(self) -> int | None:
         """Return the run's `checkpoint.every_steps`; the requested config's if config.json is unreadable."""
         try:
-            every = json.loads((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
+            every = parsed_json((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
         except (OSError, ValueError, TypeError, KeyError):
             every = None if self._config is None else self._config.checkpoint.every_steps
         return every if isinstance(every, int) else None
@@ -217,13 +231,13 @@ def config_of(run: Path) -> RunConfig:
     newest = unread_newest(run / "checkpoints", about_complaint)
     saved = None if newest is None else newest.about.get("config")
     try:
-        config = RunConfig.model_validate_json(path.read_bytes())
+        config = RunConfig.model_validate_json(read_bytes(path, MOST_JSON_BYTES))
         if saved is None or not _fixed_differences(saved, config):
             return config
     except OSError as refused:
         if saved is None:
             raise InputError(
-                f"{run} is not a run: {path.name} cannot be read: {refused.strerror}",
+                f"{run} is not a run: {path.name} cannot be read: {reason(refused)}",
                 hint="name the folder that `meshwright train` wrote",
             ) from refused
     except ValidationError as wrong:
@@ -238,14 +252,14 @@ def config_of(run: Path) -> RunConfig:
 def last_recorded_step(folder: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl; 0 if none exists."""
     try:
-        with (folder / METRICS).open("rb") as file:
+        with open_file(folder / METRICS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return 0  # missing, or a device
     for line in reversed(lines):
         try:
-            return int(json.loads(line)["step"])
+            return int(parsed_json(line)["step"])
         except (ValueError, TypeError, KeyError):
             continue  # cut short by a process that was killed
     return 0
@@ -378,7 +392,7 @@ def _fixed_differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str,
 def _differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by "section.key": the saved value and that of `config`."""
     without = {"lora": LoraConfig().model_dump(mode="json")}  # a run of a release that had no adapters
-    was, now = _flat({**without, **saved}), _flat(config.model_dump(mode="json"))
+    was, now = flat({**without, **saved}), flat(config.model_dump(mode="json"))
     pairs = {key: (was.get(key), now.get(key)) for key in sorted(was.keys() | now.keys())}
     return {key: values for key, values in pairs.items() if values[0] != values[1]}
 
@@ -387,8 +401,9 @@ def _within(key: str, sections: tuple[str, ...]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of nested sections by "section.key"."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return flat
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return found

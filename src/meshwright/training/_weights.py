@@ -16,6 +16,7 @@ import numpy as np
 
 from ..config import RunConfig, TransformerModel
 from ..errors import InputError
+from ..files import read_json
 from ..models import CODES, SCALES, matrix_of, quantised_part
 from ..sharding import num_chunks_of, shape_of_layers
 from ..weights import Weight, WeightFiles, part_of, weights_of
@@ -49,7 +50,10 @@ def base_of(run: Path) -> Base | None:
     if not path.is_file():
         return None
     try:
-        return Base(**json.loads(path.read_text("utf-8-sig")))
+        base = Base(**read_json(path))
+        if not (isinstance(base.folder, str) and isinstance(base.model_type, str)):
+            raise TypeError("its values are not text")
+        return base
     except (OSError, ValueError, TypeError) as broken:
         raise InputError(
             f"{path} cannot be read: {broken}", hint='write {"folder": ..., "model_type": ...} of the base'
@@ -69,8 +73,10 @@ class FirstWeights:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         path = folder / "config.json"
         try:
-            file = json.loads(path.read_text("utf-8-sig"))
+            file = read_json(path)
             family = file["model_type"]
+            if not isinstance(family, str):
+                raise TypeError(f"model_type = {str(family)[:40]} is not text")
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -80,9 +86,10 @@ class FirstWeights:
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
             )
-        if file.get("quantization_config") is not None:
+        if (quantised := file.get("quantization_config")) is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             raise InputError(
-                f"the weights in {folder} are quantised ({file['quantization_config'].get('quant_method')})",
+                f"the weights in {folder} are quantised ({str(method)[:40]})",
                 hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
             )
         self.base = Base(folder=str(folder.resolve()), model_type=family)

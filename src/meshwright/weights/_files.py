@@ -8,8 +8,10 @@ parts that are used are read.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, nearest_name
+from meshwright.files import open_file, parsed_json, read_json, reason, within
 
 Numbers = NDArray[Any]
 
@@ -34,6 +37,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 5 * 10**9  # of one file, as `transformers` divides them
 ALIGNMENT = 8  # of the beginning of the data, as the format requires
 LONGEST_HEADER = 100 * 2**20
+_AGAIN = "download it again"
 
 
 class WeightFiles:
@@ -46,17 +50,24 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._arrays: dict[str, Numbers] = {}
+        index = folder / INDEX
+        if index.exists():
+            placed = _placed(index)
+            arrays = {file: _mapped(file) for file in sorted(set(placed.values()))}
+            for name, file in placed.items():
+                if name in arrays[file]:
+                    self._arrays[name] = arrays[file][name]
+            return
         for file in self._files():
-            self._arrays |= _mapped(file)
+            found = _mapped(file)
+            if twice := sorted(self._arrays.keys() & found.keys()):
+                raise InputError(
+                    f"{folder}: {file.name} has {_shown(twice[0])}, which another file there has too",
+                    hint=f"keep the files of one model there, or add {INDEX}, which says whose array counts",
+                )
+            self._arrays |= found
 
     def _files(self) -> list[Path]:
-        index = self.folder / INDEX
-        if index.exists():
-            try:
-                named = json.loads(index.read_text("utf-8"))["weight_map"]
-                return [self.folder / name for name in sorted(set(named.values()))]
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
-                raise InputError(f"{index} cannot be read: {broken}", hint="download it again") from broken
         if (self.folder / SINGLE).exists():
             return [self.folder / SINGLE]
         if found := sorted(self.folder.glob("*.safetensors")):
@@ -85,29 +96,102 @@ class WeightFiles:
         return set(self._arrays)
 
 
-def _mapped(file: Path) -> dict[str, Numbers]:
-    """Return the arrays of one file, mapped into memory."""
-    hint = "download it again"
+def _placed(index: Path) -> dict[str, Path]:
+    """Return the file of each array, as an index says."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
+        tree = read_json(index, LONGEST_HEADER)
+        named = tree.get("weight_map") if isinstance(tree, dict) else None
+        if not isinstance(named, dict):
+            raise ValueError("it has no table weight_map")
+        return {name: within(index.parent, file) for name, file in named.items()}
+    except (OSError, ValueError) as broken:
+        raise InputError(f"{index} cannot be read: {reason(broken)}", hint=_AGAIN) from broken
+
+
+def _mapped(file: Path) -> dict[str, Numbers]:
+    """Return the arrays of one file, mapped into memory.
+
+    The format leaves no byte of the data out, and has none twice: a header that says otherwise was not
+    written by its library, and might show one array's numbers as another's.
+    """
+    try:
+        with open_file(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
             length = int.from_bytes(opened.read(8), "little")
             if not 0 < length <= min(size - 8, LONGEST_HEADER):
-                raise InputError(f"{file} is no safetensors file, or is cut off", hint=hint)
-            header = json.loads(opened.read(length))
+                raise InputError(f"{file} is no safetensors file, or is cut off", hint=_AGAIN)
+            header = parsed_json(opened.read(length))
+            data = np.memmap(opened, np.uint8, "r")
+        if not isinstance(header, dict):
+            raise ValueError("its header is not an object")
         header.pop("__metadata__", None)
-        data = np.memmap(file, np.uint8, "r")
+        entries = sorted(
+            (_entry_of(name, entry) for name, entry in header.items()), key=lambda each: each.begin
+        )
+        _check_ranges(entries, size - 8 - length)
         arrays: dict[str, Numbers] = {}
-        for name, entry in header.items():
-            if entry["dtype"] not in DTYPES:
-                continue  # integers: positions and masks that some models save beside their weights
-            begin, end = (8 + length + offset for offset in entry["data_offsets"])
-            if end > size:
-                raise InputError(f"{file} is cut off: {name} ends beyond its {size:,} bytes", hint=hint)
-            arrays[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for each in entries:
+            if each.dtype in DTYPES:  # not integers: positions and masks that some models save beside
+                numbers = data[8 + length + each.begin : 8 + length + each.end]
+                arrays[each.name] = numbers.view(DTYPES[each.dtype]).reshape(each.shape)
         return arrays
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
-        raise InputError(f"{file} cannot be read: {broken}", hint=hint) from broken
+    except (OSError, ValueError) as broken:
+        raise InputError(f"{file} cannot be read: {reason(broken)}", hint=_AGAIN) from broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One array of a header, in bytes `begin` to `end` of the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _entry_of(name: str, entry: Any) -> _Entry:
+    """Return an entry of a header after a check of its kinds and size.
+
+    Raises:
+        ValueError: they are not as the format has them.
+    """
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    counts = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in counts)
+    if not (isinstance(dtype, str) and whole and len(offsets) == 2):
+        what = f"{_shown(name)} has no dtype, shape and data_offsets of whole numbers: {_shown(entry)}"
+        raise ValueError(what)
+    made = _Entry(name=name, dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
+    if dtype in DTYPES:
+        wanted = math.prod(made.shape) * np.dtype(DTYPES[dtype]).itemsize
+        if made.end - made.begin != wanted:
+            what = f"{dtype}{list(made.shape)} has {wanted:,} bytes, and its range {made.end - made.begin:,}"
+            raise ValueError(f"{_shown(name)}: {what}")
+    return made
+
+
+def _check_ranges(entries: Sequence[_Entry], num_bytes: int) -> None:
+    """Check that the entries' ranges follow each other from the data's first byte to its last."""
+    before = 0
+    for each in entries:
+        if each.begin != before or each.end < each.begin:
+            raise ValueError(
+                f"{_shown(each.name)} is at bytes {each.begin:,} to {each.end:,} of the data, "
+                f"and the array before it ends at {before:,}"
+            )
+        if each.end > num_bytes:
+            raise ValueError(
+                f"it is cut off: {_shown(each.name)} ends beyond its {num_bytes:,} bytes of data"
+            )
+        before = each.end
+    if before != num_bytes:
+        raise ValueError(f"its arrays end at byte {before:,} of {num_bytes:,} bytes of data")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:100]
 
 
 def write_files(

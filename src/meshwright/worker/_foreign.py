@@ -7,7 +7,12 @@ Imports jax: only the worker process may import this module.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
+import sysconfig
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -33,15 +38,66 @@ from ..sharding import Surroundings, does_not_divide, indivisible, sharding_erro
 from ._arguments import argument_paths
 from ._deviceless import callbacks_without_devices
 from ._live import refuse_leaks
+from ._shapes import held_as_shapes, unreplaced
+from ._stand_ins import as_the_fleet
+from ._traced import count_traced
 
 _OWN = Path(__file__).parents[1]
 # Frames of jax, and of our two packages that call the user's function.
 JAX = (str(Path(jax.__file__).parent), str(_OWN / "worker"), str(_OWN / "compiler"))
+_STANDARD = sysconfig.get_path("stdlib")
+DEFAULT_AXIS = "data"  # of the mesh of a function for which no layout was asked
 CONTRACT = "it is called with the mesh, if it takes one, and returns (step, args) or (step, args, kwargs)"
 
 
-def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the step, jitted if it was not, and its arguments made abstract.
+class _Reads:
+    """See what a user's function does with arrays that are held as shapes, in place of a script's watch."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def has_products(self, closed: Any) -> bool:
+        """Return whether a jaxpr has matrix products."""
+        found = count_traced(getattr(closed, "jaxpr", closed), self._request.platform)
+        return any(found.by_phase.values())
+
+    def called(self, args: Any, params: dict[str, Any]) -> bool:
+        """Return whether a jitted call has matrix products, and therefore does not run."""
+        return self.has_products(params["jaxpr"])
+
+    def read(self, array: Any, how: str) -> None:
+        """Refuse to read a value that was not computed, unless it is only printed.
+
+        Raises:
+            InputError: the function reads it.
+        """
+        if how == "print":
+            return
+        frames = [f for f in traceback.extract_stack() if not f.filename.startswith((*JAX, _STANDARD))]
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise InputError(
+            f"{self._request.function} reads the value of an array of shape {tuple(array.shape)}{place} "
+            f"({how})",
+            hint="arrays are shapes while it is called, and have no values: return the step and its "
+            "arguments without a look at them",
+        )
+
+
+@contextlib.contextmanager
+def on_the_fleet(request: Request, devices: list[Any]) -> Iterator[None]:
+    """Let a user's function be called in the block as on the fleet: jax.devices() answers with its devices.
+
+    Arrays are held as shapes, so that what the function puts on the fleet takes no memory.
+    """
+    with as_the_fleet(devices, request.platform), held_as_shapes(_Reads(request), devices[0]):
+        yield
+
+
+def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...], dict[str, Any], Mesh]:
+    """Return the step, jitted if it was not, its arguments and keywords made abstract, and their mesh.
+
+    The mesh is that of the layout. It is the program's own if that has as many devices, all arguments that
+    are split lie on it, and the layout is the default one, whose only axis is `data`.
 
     Raises:
         InputError: the module or function does not exist, fails, or returns something else.
@@ -58,6 +114,8 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
         returned = function(mesh, **knobs)
     except ModuleNotFoundError as missing:
         raise needs(request.function, missing) from missing
+    except InputError:
+        raise
     except USERS_FAILURES as failed:
         raise _failed(
             f"{request.function}({', '.join(['mesh', *(f'{k}={v!r}' for k, v in knobs.items())])}) failed",
@@ -67,16 +125,40 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
             "(jax.eval_shape makes them), with NamedSharding(mesh, ...) where they are split",
         ) from failed
     step, arguments, keywords = checked_program(request.function, returned)
-    jitted = step if hasattr(step, "trace") else jax.jit(step)
-    leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
-    paths = argument_paths(step, arguments, keywords)
-    known = _known(request, _shapes(paths, leaves))
-    shardings = [None] * len(leaves)
-    if jitted is step:
-        shardings = _in_shardings(request, jitted, tree, leaves, known)
-    abstract = [_abstract(request, *each, mesh) for each in zip(paths, leaves, shardings, strict=True)]
-    _check_division(request, dict(zip(paths, abstract, strict=True)))
-    return jitted, *jax.tree.unflatten(tree, abstract)
+    with unreplaced():
+        jitted = step if hasattr(step, "trace") else jax.jit(step)
+        leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
+        paths = argument_paths(step, arguments, keywords)
+        known = _known(request, _shapes(paths, leaves))
+        shardings = [None] * len(leaves)
+        if jitted is step:
+            shardings = _in_shardings(request, jitted, tree, leaves, known)
+        if (own := _own_mesh(leaves, shardings, mesh)) is not None:
+            mesh = own
+            request = dataclasses.replace(request, mesh_axes=tuple(mesh.shape_tuple))
+        abstract = [_abstract(request, *each, mesh) for each in zip(paths, leaves, shardings, strict=True)]
+        _check_division(request, dict(zip(paths, abstract, strict=True)))
+        return jitted, *jax.tree.unflatten(tree, abstract), mesh
+
+
+def _own_mesh(leaves: list[Any], shardings: list[Any], given: Mesh) -> Mesh | None:
+    """Return the one mesh of the program's own on which its arguments lie; None if they lie on `given`."""
+    placed = [_sharding_of(leaf) for leaf in leaves]
+    meshes = [each.mesh for each in (*placed, *shardings) if isinstance(each, NamedSharding)]
+    others = {mesh.shape_tuple: mesh for mesh in meshes if mesh.size > 1}
+    if len(others) != 1 or given.axis_names != (DEFAULT_AXIS,):
+        return None
+    (own,) = others.values()
+    is_own = own.shape_tuple != given.shape_tuple and own.size == given.size
+    return own if is_own and isinstance(own, Mesh) else None
+
+
+def _sharding_of(leaf: Any) -> Any:
+    """Return the sharding of an array; None of anything else, and of one that names a spec without a mesh."""
+    try:
+        return getattr(leaf, "sharding", None)
+    except TypeError:
+        return None
 
 
 def checked_program(name: str, returned: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -175,11 +257,12 @@ def lower_foreign(
     shapes = _shapes(paths, jax.tree.leaves((arguments, keywords)))
     who, noted = f"the step that {request.function} returned", list[Exception]()
     try:
-        with noting_leaks_in_threads() as noted:
-            traced = step.trace(*arguments, **keywords)
-        refuse_leaks(traced, noted, who)
-        with callbacks_without_devices():
-            return traced, traced.lower(lowering_platforms=(request.platform,))
+        with unreplaced():
+            with noting_leaks_in_threads() as noted:
+                traced = step.trace(*arguments, **keywords)
+            refuse_leaks(traced, noted, who)
+            with callbacks_without_devices():
+                return traced, traced.lower(lowering_platforms=(request.platform,))
     except InputError:
         raise
     except USERS_FAILURES as failed:

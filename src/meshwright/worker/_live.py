@@ -30,6 +30,7 @@ from ..errors import CompileError, InputError
 from ..extras import how_to_install
 from ..measure import leak_error, noting_leaks_in_threads, refuse_leaked
 from ..records import EXACT, read_record
+from ..sharding import axes_of
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
 from ._deviceless import callbacks_without_devices, devices_of_kind, libraries_of_plugin
 from ._partitioning import answers_of, equations, renamed, rules_text
@@ -153,12 +154,9 @@ def lowered_text(
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
     outer = len(jaxpr.invars) - len(names)
-    names = [name or f"closed_over[{index}]" for index, name in enumerate([*[""] * outer, *names])]
-    kept = sorted(facts["kept_var_idx"])
-    mapped = _mapped(jaxpr)
+    names = _all_names(names, jaxpr)
     mesh = _mesh_of(facts, jaxpr)
     free_in, free_out = _free(facts)
-    used = zip(kept, facts["in_shardings"], strict=True)
     text, asked = renamed(lowered.as_text(debug_info=True))
     text = _with_paths(text, dict(zip(argument_names(traced), names[outer:], strict=False)))
     made = LoweredText(
@@ -169,16 +167,61 @@ def lowered_text(
         tuple_arguments=bool(facts["tuple_args"]),
         free_inputs=free_in,
         free_outputs=free_out,
-        arguments=tuple(
-            _argument(names[place], variable.aval, mapped.get(variable, sharding), roles or {})
-            for place, sharding in used
-            for variable in (jaxpr.invars[place],)
-        ),
+        arguments=_used_arguments(facts, jaxpr, names, roles or {}),
         traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts, by_source=True),
     )
     parts = (renamed(lowered.as_text())[0], made.files()[FACTS], rules_text(jaxpr) if asked else "")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return dataclasses.replace(made, digest=digest, answers=answers_of(asked, lowered) if asked else None)
+
+
+def arguments_on_mesh(traced: Any, lowered: Any) -> tuple[Argument, ...]:
+    """Return the arguments that a traced and lowered call uses, each with the mesh axes that split it.
+
+    Static arguments are none, nor are arrays that the program does not use. Arrays that the function closes
+    over come first.
+    """
+    jaxpr = traced.jaxpr.jaxpr
+    names = _all_names(argument_names(traced), jaxpr)
+    return _used_arguments(lowered._lowering.compile_args, jaxpr, names, {}, has_axes=True)
+
+
+def _all_names(names: Sequence[str], jaxpr: Any) -> list[str]:
+    """Return a name for each variable of a jaxpr: the last ones have `names`, the others are closed over."""
+    outer = len(jaxpr.invars) - len(names)
+    return [name or f"closed_over[{index}]" for index, name in enumerate([*[""] * outer, *names])]
+
+
+def _used_arguments(
+    facts: Mapping[str, Any],
+    jaxpr: Any,
+    names: Sequence[str],
+    roles: Mapping[str, str],
+    has_axes: bool = False,
+) -> tuple[Argument, ...]:
+    """Return the arguments that a lowered call uses.
+
+    `names`: of all variables of its jaxpr, in order. `has_axes`: say which mesh axes split each argument.
+    """
+    mapped = _mapped(jaxpr)
+    used = zip(sorted(facts["kept_var_idx"]), facts["in_shardings"], strict=True)
+    found: list[tuple[str, Any, Any]] = [
+        (names[place], jaxpr.invars[place].aval, mapped.get(jaxpr.invars[place], sharding))
+        for place, sharding in used
+    ]
+    made = [_argument(name, aval, sharding, roles) for name, aval, sharding in found]
+    if not has_axes:
+        return tuple(made)
+    split = [_axes(sharding) for _, _, sharding in found]
+    return tuple(dataclasses.replace(one, axes=axes) for one, axes in zip(made, split, strict=True))
+
+
+def _axes(sharding: Any) -> tuple[str, ...]:
+    """Return the mesh axes of more than one device over which a sharding splits an array."""
+    if not isinstance(sharding, NamedSharding):
+        return ()
+    named = {axis for entry in sharding.spec for axis in axes_of(entry)}
+    return tuple(str(name) for name, size in sharding.mesh.shape.items() if size > 1 and name in named)
 
 
 def _traced(

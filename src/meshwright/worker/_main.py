@@ -13,6 +13,7 @@ number and, at its end, its exit status.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import json
@@ -29,7 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..children import begin_phase, guard
+from ..children import begin_phase, end_after, guard
 from ..compiler import (
     PID_FILE,
     SCHEMA,
@@ -49,7 +50,7 @@ from ..compiler import (
     loading_results,
 )
 from ..errors import CompileError, InputError, MeshwrightError
-from ._optimised import end_process, optimised
+from ._optimised import optimised
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 # It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
@@ -148,7 +149,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
 
     mesh = mesh_of(request.mesh_axes, devices)
     begin_phase(work, "tracing")
-    with libraries_of_plugin(request.platform):
+    with libraries_of_plugin(request.platform), _surroundings(request, devices):
         step, arguments, keywords, facts = _program(request, mesh)
         traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
@@ -179,12 +180,11 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         fleet=request.fleet,
         platform=request.platform,
         num_devices=request.num_devices,
-        mesh_axes=request.mesh_axes,
         compiler=_compiler_name(request.platform),
         versions=installed_versions(),
         options=accepted.options,
         without_options=accepted.without,
-        arguments=_arguments(traced, arguments, keywords, request),
+        arguments=_arguments(traced, lowered, arguments, request),
         traced_flops=flops,
         reported_bytes={} if executable is None else _reported(executable.memory_analysis()),
         compile_seconds=seconds,
@@ -278,6 +278,7 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
             "num_matmul_parameters": config.model.num_matmul_parameters if is_trained else None,
             "tokens_per_step": config.batch.tokens_per_step,
             "sequence_length": config.batch.sequence_length if config.model.takes == "sequences" else None,
+            "mesh_axes": request.mesh_axes,
         }
         return built.step, (built.state, built.batch), {}, facts
     from ._foreign import foreign_program
@@ -285,7 +286,17 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
     unknown: dict[str, Any] = dict.fromkeys(
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
-    return *foreign_program(request, mesh), unknown
+    step, arguments, keywords, mesh = foreign_program(request, mesh)
+    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}
+
+
+def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return where a user's function is called as on the fleet; our own step needs no such place."""
+    if request.function is None:
+        return contextlib.nullcontext()
+    from ._foreign import on_the_fleet
+
+    return on_the_fleet(request, devices)
 
 
 def _made(request: Request, work: Path, compile_program: Callable[[], Any]) -> Any:
@@ -338,13 +349,16 @@ def _texts(dump: Path) -> dict[str, str]:
     return texts
 
 
-def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> tuple[Argument, ...]:
+def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> tuple[Argument, ...]:
+    if request.config is None:
+        from ._live import arguments_on_mesh
+
+        return arguments_on_mesh(traced, lowered)
     import jax
     import numpy as np
 
     names = traced.jaxpr.jaxpr.debug_info.arg_names
-    leaves = jax.tree.leaves((arguments, keywords))
-    ours = request.config is not None
+    leaves = jax.tree.leaves(arguments)
     assert len(names) == len(leaves), f"{len(names)} argument names for {len(leaves)} arrays"
     found = []
     for name, leaf in zip(names, leaves, strict=True):
@@ -354,13 +368,13 @@ def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> 
         found.append(
             Argument(
                 path=str(name),
-                role=_role(str(name), str(dtype), ours),
+                role=_role(str(name)),
                 shape=tuple(shape),
                 dtype=str(dtype),
                 device_bytes=int(np.prod(shard)) * dtype.itemsize,
                 replicated=shard == shape,
                 host=_on_host(str(name), tuple(shape), request),
-                moment=_moment(str(name)) if ours else "",
+                moment=_moment(str(name)),
                 axes=_axes(sharding, request),
             )
         )
@@ -375,11 +389,8 @@ def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
     return tuple(name for name, size in request.mesh_axes if size > 1 and name in named)
 
 
-def _role(path: str, dtype: str, ours: bool) -> str:
-    if not ours:
-        from ._arguments import role_in_tree
-
-        return role_in_tree(path, dtype)
+def _role(path: str) -> str:
+    """Return the role of an argument of our step."""
     top, _, rest = path.partition("[")
     if top == "batch":
         return "batch"
@@ -418,7 +429,7 @@ def _compiler_name(platform: str) -> str:
 
 
 NEEDED = ("jax", "jax.experimental.topologies", "meshwright.step")
-OWN = ("_traced", "_deviceless", "_foreign", "_live")
+OWN = ("_traced", "_deviceless", "_foreign", "_live", "_shapes", "_stand_ins")
 
 
 def set_environment() -> None:
@@ -518,5 +529,4 @@ def _write(file: Path, number: int) -> bool:
 if __name__ == "__main__":
     caller, *folders = sys.argv[1:]
     work_folder, made_folder, caller = (*folders, caller) if folders else fork_for_each_request()
-    main(Path(work_folder), Path(made_folder), int(caller))
-    end_process()
+    end_after(lambda: main(Path(work_folder), Path(made_folder), int(caller)))

@@ -2,12 +2,11 @@
 
 XLA's compiler for TPUs writes its reports on the optimised program, then makes machine code, which takes ten
 to a hundred times as long. A weighing reads the reports alone. So the compiler runs in a thread, and the
-worker goes on as soon as the reports are complete. The thread ends with the process.
+worker goes on as soon as the reports are complete. The thread ends with the process (`end_after`).
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,6 @@ LAST_REPORT = "*after_optimizations_after_buffer_assignment.txt"
 """The last report that is written before machine code is made."""
 STEADY_SECONDS = 1.0  # no report has changed for so long
 _POLL_SECONDS = 0.05
-_running: list[threading.Thread] = []
 
 
 def optimised(
@@ -45,7 +43,6 @@ def optimised(
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         if thread.is_alive() and _is_complete(reports, steady_seconds):
-            _running.append(thread)
             return None
     if failures:
         raise failures[0]
@@ -57,9 +54,3 @@ def _is_complete(reports: Path, steady_seconds: float) -> bool:
         return False
     changed = max((path.stat().st_mtime for path in reports.iterdir()), default=0.0)
     return time.time() - changed >= steady_seconds
-
-
-def end_process() -> None:
-    """End this process if a compiler still runs in it: its thread cannot be asked to end."""
-    if any(thread.is_alive() for thread in _running):
-        os._exit(0)

@@ -15,17 +15,19 @@ import faulthandler
 import functools
 import linecache
 import os
+import re
 import runpy
 import site
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..children import guard
+from ..children import end_after, guard, spoiled
 from ..compiler import (
     USERS_FAILURES,
     Candidate,
@@ -44,7 +46,12 @@ if TYPE_CHECKING:
     from ._live import LoweredText
 
 LARGE_BYTES = 2**20  # a larger array that the script reads and that is not known stops it
-CALLS_WITHOUT_BACKWARD = 200  # of the largest call, if no call has a backward pass
+SECONDS_WITHOUT_BACKWARD = 60.0  # after which the largest call is taken, if no call has a backward pass
+FOR_TORCH = (
+    "let a function return its module and one batch, and weigh that by its name, FILE.py:function; "
+    "docs/pytorch.md has an example"
+)
+SHARDING = re.compile("sharding|Explicit|mesh", re.IGNORECASE)  # what errors of meshes speak of
 CALLS_FOR_ALL = 50  # of the chosen call, before each call is weighed
 MOST_NOTES = 6
 
@@ -55,9 +62,20 @@ def main(parent: int, folder: Path) -> None:
     faulthandler.enable()
     request = ScriptRequest.from_json((folder / "script.json").read_text())
     try:
-        _run(request, folder)
-    except MeshwrightError as error:
-        _answer(folder, ScriptAnswer(error=error.message, hint=error.hint))
+        try:
+            _run(request, folder)
+        except MeshwrightError as error:
+            clear = isinstance(error, _ClearError)
+            _answer(folder, ScriptAnswer(error=error.message, hint=error.hint, shows_output=not clear))
+    except OSError as refused:
+        file = Path(str(refused.filename))
+        if not file.is_relative_to(folder):
+            raise
+        sys.exit(spoiled(file, refused.strerror or "").message)
+
+
+class _ClearError(InputError):
+    """An error after which what the script printed says nothing more."""
 
 
 def _answer(folder: Path, answer: ScriptAnswer) -> None:
@@ -84,15 +102,16 @@ def _run(request: ScriptRequest, folder: Path) -> None:
     watch = _Watch(request, folder)
     from ._deviceless import libraries_of_plugin
     from ._shapes import held_as_shapes
-    from ._stand_ins import as_the_fleet, without_checkpoints
+    from ._stand_ins import as_the_fleet, at_torch_steps, meshes_without_types, without_checkpoints
 
     without_checkpoints(watch.left_out)
+    at_torch_steps(watch.torch_step)
     as_fleet, libraries = as_the_fleet(devices, request.platform), libraries_of_plugin(request.platform)
-    with as_fleet, libraries, held_as_shapes(watch, devices[0]):
+    meshes = meshes_without_types(watch.mesh_without_types, auto=request.auto_meshes)
+    with as_fleet, libraries, meshes, held_as_shapes(watch, devices[0]):
         if request.function:
             _answer(folder, ScriptAnswer(candidates=(_of_function(request, folder),)))
-        ended = _run_as_main(request)
-        watch.finish(ended)
+        watch.finish(_run_as_main(request))
 
 
 def _of_function(request: ScriptRequest, folder: Path) -> Candidate:
@@ -202,6 +221,8 @@ class _Watch:
         self._counted: dict[int, tuple[Any, TracedFlops]] = {}
         self._reads: dict[str, str] = {}  # by line: how, and the branch that depends on it
         self._lock = threading.RLock()
+        self._started: float | None = None  # the first call
+        self._untyped: dict[str, None] = {}  # lines that make a mesh without the types of its axes
 
     def has_products(self, closed: Any) -> bool:
         """Return whether a jaxpr has matrix products."""
@@ -210,6 +231,7 @@ class _Watch:
     def called(self, args: Sequence[Any], params: dict[str, Any]) -> bool:
         """Take note of a jitted call of the script's with matrix products, and return whether it is one."""
         with self._lock:
+            self._started = self._started or time.monotonic()
             closed = params["jaxpr"]
             if (_is_own(closed) and not _is_mapped(closed)) or not self.has_products(closed):
                 return False
@@ -249,8 +271,8 @@ class _Watch:
         backward = [each for each in self._calls.values() if each.has_backward]
         if call is not self._chosen():
             return False
-        if not backward:
-            return call.times >= CALLS_WITHOUT_BACKWARD
+        if not backward:  # text may be sampled before the training begins
+            return time.monotonic() - (self._started or 0) > SECONDS_WITHOUT_BACKWARD
         return call.times >= (CALLS_FOR_ALL if self._request.all_calls else 2)
 
     def _chosen(self) -> _Call:
@@ -286,24 +308,49 @@ class _Watch:
                     f"; {branch}, and one branch was taken" if branch else ""
                 )
 
+    def torch_step(self) -> None:
+        """End the process before an optimizer of PyTorch steps, unless JAX computed gradients before it."""
+        if any(call.has_backward for call in self._calls.values()):
+            return
+        place = next((_place(frame) for frame in _user_frames()), "a library")
+        what = f"the script trains with PyTorch: an optimizer of torch.optim steps at {place}"
+        _answer(self._folder, ScriptAnswer(error=what, hint=FOR_TORCH, shows_output=False))
+
+    def mesh_without_types(self) -> None:
+        """Take note of the script's present line, which makes a mesh without the types of its axes."""
+        frames = _user_frames()
+        if frames:
+            self._untyped.setdefault(_place(frames[0]))
+
     def finish(self, ended: str) -> None:
         """Lower the chosen calls, answer, and end the process. `ended`: the script's failure, or empty."""
         by_itself = "weigh the step by itself: mw.weigh(step, args=..., on=...)"
+        if self._untyped and not self._request.auto_meshes and SHARDING.search(ended):
+            raise _ClearError(
+                f"the script failed, {ended.partition('. ')[0]}\n  JAX since 0.9 makes the axes of a mesh "
+                f"Explicit, and the script expects Auto ones: jax.make_mesh gets no axis_types at "
+                f"{', '.join(self._untyped)}",
+                hint="give it axis_types=(jax.sharding.AxisType.Auto,) * the number of axes, as JAX needs it "
+                "on real devices too; or weigh the script as it is with --auto-meshes",
+            )
         if ended and not any(call.has_backward for call in self._calls.values()):
             raise InputError(
                 f"the script failed before it called a jitted function with a backward pass: {ended}",
-                hint=f"its error is above; {by_itself}",
+                hint=f"its error is above; {self._of_torch() or by_itself}",
             )
         if not self._calls:
             raise InputError(
                 "the script ran to its end and called no jitted function with matrix products",
-                hint=f"put the training step into jax.jit; or {by_itself}",
+                hint=self._of_torch() or f"put the training step into jax.jit; or {by_itself}",
             )
         chosen = self._chosen()
         rest = sorted((c for c in self._calls.values() if c is not chosen), key=lambda c: -c.model_flops)
         notes = list(self._reads.values())
         branching = [note for note in notes if "one branch was taken" in note]
         notes = [*branching, *(note for note in notes if note not in branching)][:MOST_NOTES]
+        if self._untyped and self._request.auto_meshes:
+            lines = ", ".join(self._untyped)
+            notes.insert(0, f"axes of the mesh at {lines} are Auto here; JAX since 0.9 makes them Explicit")
         if ended:
             notes.insert(0, f"the script failed after {chosen.name} had run {chosen.times} times: {ended}")
         weighed = [chosen, *rest] if self._request.all_calls else [chosen]
@@ -312,6 +359,10 @@ class _Watch:
             for index, call in enumerate([chosen, *rest])
         ]
         _answer(self._folder, ScriptAnswer(candidates=tuple(candidates), notes=tuple(notes)))
+
+    def _of_torch(self) -> str:
+        """Return what to do with a script that has imported PyTorch and called nothing of JAX; else ""."""
+        return f"if it trains with PyTorch: {FOR_TORCH}" if "torch" in sys.modules and not self._calls else ""
 
     def _lowered(self, call: _Call, index: int | None) -> Candidate:
         about = Candidate(
@@ -481,4 +532,4 @@ def _names_from(scope: ast.AST, line: int) -> set[str]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    end_after(lambda: main(int(sys.argv[1]), Path(sys.argv[2])))

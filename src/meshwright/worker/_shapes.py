@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import math
 import threading
 import types
@@ -332,6 +333,7 @@ def _process(original: Any, trace: Any, primitive: Any, args: Sequence[Any], par
     with core.set_current_trace(trace):
         if primitive.name in CALLS:
             return call(args, params)
+        _check_devices(args, primitive.name)
         if primitive.name == "device_put":
             devices = params["devices"]
             return [_put(value, where) for value, where in zip(args, devices, strict=True)]
@@ -345,6 +347,30 @@ def _process(original: Any, trace: Any, primitive: Any, args: Sequence[Any], par
         values = _values(functools.partial(original, trace), primitive, args, _listed(outs), params)
         made = [ShapeTracer(*each) for each in zip(_listed(outs), places, values, strict=True)]
         return made if primitive.multiple_results else made[0]
+
+
+def _check_devices(args: Sequence[Any], name: str, debug: Any = None) -> None:
+    """Raise, in JAX's words, if two operands were put on different single devices.
+
+    `debug`: the debug information of a jaxpr, which names its arguments.
+    """
+    names = list(getattr(debug, "arg_names", None) or ())
+    names = [f"argument {each}" for each in names] if len(names) == len(args) else ["an argument"] * len(args)
+    single = [
+        (f"{named} of {name} with shape {value.aval.str_short()}", next(iter(place.device_set)))
+        for named, value in zip(names, args, strict=True)
+        if isinstance(value, ShapeTracer) and isinstance(place := value.placed, SingleDeviceSharding)
+    ]
+    for (_, here), (_, there) in itertools.pairwise(single):
+        if here != there:
+            words = [
+                f"{what} and with device ids [{device.id}] on platform {device.platform.upper()}"
+                for what, device in single
+                if device in (here, there)
+            ]
+            raise ValueError(
+                f"Received incompatible devices for jitted computation. Got {words[0]} and {words[1]}"
+            )
 
 
 def _values(
@@ -434,6 +460,7 @@ def call(args: Sequence[Any], params: dict[str, Any], *, runs: bool = True) -> l
     """Return the results of a jitted call. One with matrix products does not run, nor one without `runs`."""
     _refuse_leaked(args)
     closed = params["jaxpr"]
+    _check_devices(args, params["name"], closed.jaxpr.debug_info)
     if not _watch.called(args, params) and runs:
         outs = core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
         outs = [_shape(out) for out in outs]

@@ -1,0 +1,240 @@
+"""Read the events of a trace's file, and tell the class of work of a kernel from its name.
+
+Two forms are read. An XPlane file is what `jax.profiler` writes; its events name instructions of the compiled
+program. A Kineto file is what `torch.profiler` writes as Chrome's trace events, perhaps packed by gzip.
+
+A trace may come from anywhere, so each field that is used is checked, and an event that cannot be true is
+refused with its place. `_traces` makes a step of the events.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import parsed_json, read_bytes, read_gzip, reason
+from ..hardware import LONGEST_STEP_SECONDS
+
+MICROSECOND, NANOSECOND = 1e-6, 1e-9
+XPLANE = ".xplane.pb"
+HINT = "give an .xplane.pb file, a folder that jax.profiler wrote, or a .json or .json.gz of torch.profiler"
+AGAIN = "trace again, a few whole steps; or give the seconds of a step: --measured"
+MOST_JSON_BYTES, MOST_XPLANE_BYTES = 2**29, 2**31 - 1  # the second is protobuf's own limit
+GPU_PLANE = "/device:GPU:"
+PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
+OF_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+NCCL = "nccl"
+# By class, what the names of its kernels hold in small letters; the first that is found counts. Without
+# repeats, so that a search takes time in proportion to the name.
+MESSAGE_NAMES = {  # behind the first "nccl"
+    "all-gather": r"allgather",
+    "reduce-scatter": r"reducescatter",
+    "all-reduce": r"allreduce",
+    "all-to-all": r"alltoall|sendrecv",
+}
+KERNEL_NAMES = {
+    "attention": r"flash|fmha|attention|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
+    "convolution": r"conv(?!ert)|wgrad2d|dgrad2d|winograd",
+    "matmul": r"gemm|cutlass|nvjet|cublas|splitk|s16816|s1688|xmma",
+    "memory-bound": r"memcpy|memset",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent:
+    """One kernel or message of a trace.
+
+    `name`: of the instruction or of the CUDA graph; in a trace of torch.profiler, of the kernel. `run`: which
+    repeat. `kernel`: of a GPU, its own name. `launch`: the launch of a GPU's kernel or of its graph.
+    """
+
+    name: str
+    module: str
+    device: str
+    run: str
+    begin_seconds: float
+    seconds: float
+    kernel: str = ""
+    launch: str = ""
+
+
+@functools.lru_cache(maxsize=2**16)  # a trace has thousands of events of one name
+def class_of_kernel(name: str) -> str | None:
+    """Return the class of work of a kernel by its name; None if the name tells none.
+
+    >>> class_of_kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(args)")
+    'all-reduce'
+    """
+    small = name.lower()
+    _, nccl, behind = small.partition(NCCL)
+    for kind, pattern in MESSAGE_NAMES.items() if nccl else ():
+        if re.search(pattern, behind):
+            return kind
+    return next((kind for kind, pattern in KERNEL_NAMES.items() if re.search(pattern, small)), None)
+
+
+def xplane_files(path: Path) -> tuple[Path, ...]:
+    """Return the newest XPlane files below a folder, one for each host, or the file itself.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not path.is_dir():
+        return (path,)
+    found = sorted(path.rglob(f"*{XPLANE}"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise InputError(f"{path} holds no file that ends in {XPLANE}", hint=HINT)
+    return tuple(file for file in found if file.parent == found[-1].parent)
+
+
+def is_xplane(path: Path) -> bool:
+    """Return whether a path is an XPlane file or a folder; otherwise it is taken for Kineto's JSON.
+
+    Raises:
+        InputError: nothing is there, or a file of another kind.
+    """
+    if not path.exists():
+        raise InputError(f"no trace at {path}", hint=HINT)
+    if path.is_dir() or path.name.endswith(XPLANE):
+        return True
+    if not path.name.endswith((".json", ".json.gz")):
+        raise InputError(f"{path} is no trace by its name", hint=HINT)
+    return False
+
+
+def xplane_events(path: Path) -> Iterator[TraceEvent]:
+    """Yield the events of XPlane files that name an instruction of a compiled program.
+
+    Raises:
+        InputError: a file cannot be read, or an event takes a time that cannot be.
+    """
+    from jax.profiler import ProfileData  # lazily: reading a record needs no jax
+
+    for number, file in enumerate(xplane_files(path)):
+        try:
+            planes = ProfileData.from_serialized_xspace(read_bytes(file, MOST_XPLANE_BYTES)).planes
+            yield from (event for plane in planes for event in _events_of(plane, number, file))
+        except InputError:
+            raise
+        except Exception as broken:  # the parser's own kinds differ by release
+            raise InputError(f"{file} cannot be read as a trace: {reason(broken)}", hint=HINT) from broken
+
+
+def _events_of(plane: Any, number: int, file: Path) -> Iterator[TraceEvent]:
+    for line in plane.lines:
+        for event in line.events:
+            stats = _stats_of(event)
+            if "hlo_op" not in stats:
+                continue
+            name = str(stats["hlo_op"])
+            yield TraceEvent(
+                name=name,
+                module=f"{stats.get('hlo_module', '')} {stats.get('program_id', '')}",
+                device=f"{number} {stats.get('device_ordinal', plane.name)}",
+                run=str(stats.get("run_id", "")),
+                begin_seconds=event.start_ns * NANOSECOND,
+                seconds=_possible(event.duration_ns * NANOSECOND, f"{file}: the event {name[:100]!r}"),
+                kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
+                launch=str(stats.get("correlation_id", "")),
+            )
+
+
+def _stats_of(event: Any) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        # Python 3.13 warns when jaxlib makes the type of these pairs; as an error that ends the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return {name: value for name, value in event.stats if name is not None}
+
+
+def kineto_events(path: Path) -> tuple[list[TraceEvent], int]:
+    """Return the kernels of a trace of torch.profiler, and how many steps it says that it holds.
+
+    `ProfilerStep#` events delimit the steps; without them there is one.
+
+    Raises:
+        InputError: the file is no such trace, a field of it is of another kind, or it has no kernels.
+    """
+    kernels: list[TraceEvent] = []
+    steps: set[str] = set()
+    for place, event in enumerate(_chrome_events(path)):
+        where = f"{path}: event {place}"
+        if not isinstance(event, dict):
+            raise InputError(f"{where} is {_shown(event)}, not an object", hint=AGAIN)
+        for key in ("ph", "cat", "name"):
+            if not isinstance(event.get(key), str | None):
+                raise InputError(f"{where}: {key} = {_shown(event[key])} is not text", hint=AGAIN)
+        name = event.get("name")
+        if name is not None and PROFILER_STEP.fullmatch(name):
+            steps.add(name)
+        if event.get("ph") == "X" and event.get("cat") in OF_GPU:
+            kernels.append(_kernel_of(event, where))
+    if not kernels:
+        hint = "trace with ProfilerActivity.CUDA, and export_chrome_trace"
+        raise InputError(f"{path} has no GPU kernels", hint=hint)
+    if not any(kernel.seconds for kernel in kernels):
+        raise InputError(f"{path}: each of its {len(kernels)} GPU kernels takes no time", hint=AGAIN)
+    return kernels, max(1, len(steps))
+
+
+def _kernel_of(event: dict[str, Any], where: str) -> TraceEvent:
+    name = event.get("name")
+    if name is None:
+        raise InputError(f"{where}: a kernel without a name", hint=AGAIN)
+    where = f"{where}, {name[:100]!r}"
+    args = event.get("args", {})
+    if not isinstance(args, dict):
+        raise InputError(f"{where}: args = {_shown(args)} is not an object", hint=AGAIN)
+    device = args.get("device", event.get("pid"))
+    if not isinstance(device, int | str):
+        raise InputError(f"{where}: its device (or pid) is {_shown(device)}", hint=AGAIN)
+    return TraceEvent(
+        name=name,
+        module="",
+        device=str(device),
+        run="",
+        begin_seconds=_number(event, "ts", where) * MICROSECOND,
+        seconds=_possible(_number(event, "dur", where) * MICROSECOND, where),
+    )
+
+
+def _number(event: dict[str, Any], key: str, where: str) -> float:
+    value = event.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        what = "is missing" if key not in event else f"= {_shown(value)} is no number of microseconds"
+        raise InputError(f"{where}: {key} {what}", hint=AGAIN)
+    return float(value)
+
+
+def _possible(seconds: float, where: str) -> float:
+    """Return the seconds of an event.
+
+    Raises:
+        InputError: no event takes that long, or less than nothing.
+    """
+    if not 0 <= seconds <= LONGEST_STEP_SECONDS:
+        raise InputError(f"{where} takes {seconds:.3g} s, which cannot be", hint=AGAIN)
+    return seconds
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40]
+
+
+def _chrome_events(path: Path) -> Collection[Any]:
+    try:
+        read = read_gzip if path.name.endswith(".gz") else read_bytes
+        found = parsed_json(read(path, MOST_JSON_BYTES), strict=False)
+        events = found.get("traceEvents") if isinstance(found, dict) else found
+        if not isinstance(events, list):
+            raise ValueError(f"its traceEvents are {_shown(events)}, not a list")
+        return events
+    except (OSError, ValueError) as broken:
+        what = f"{path} cannot be read as Chrome trace events: {reason(broken)}"
+        raise InputError(what, hint=HINT) from broken
