@@ -111,8 +111,7 @@ def train(
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.make()
-        num_steps = steps or run.steps
-        assert num_steps is not None, "a trainable run has steps"
+        num_steps = _num_steps(run, steps)
         times_kernels = _times_kernels(peers, run, fleet)
         weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
         request = RunRequest(
@@ -209,6 +208,12 @@ def _config_to_train(
 
         config = config_of(folder)
     return config_to_run("train", config, overrides, layout)
+
+
+def _num_steps(run: RunConfig, steps: int | None) -> int:
+    num_steps = steps or run.steps
+    assert num_steps is not None, "a trainable run has steps"
+    return num_steps
 
 
 def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:
