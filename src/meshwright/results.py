@@ -60,15 +60,15 @@ class Weighing(Predicted):
     without them.
     """
 
-    name: str  # pyright: ignore[reportIncompatibleMethodOverride]
+    name: str
     config: RunConfig | None
     fleet: Fleet
     layout: Layout
     compiled: Compiled
     folder: Path
     cached: bool
-    ledger: Ledger  # pyright: ignore[reportIncompatibleMethodOverride]
-    prediction: Prediction | None  # pyright: ignore[reportIncompatibleMethodOverride]
+    ledger: Ledger
+    prediction: Prediction | None
     no_prediction: str
     rates: KnownRates = field(default_factory=KnownRates)
     num_steps: int | None = None

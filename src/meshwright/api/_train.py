@@ -138,7 +138,7 @@ def train(
             first_weights=first,
             profile=None if profile is None else Path(profile),
             times_kernels=times_kernels,
-            page=_LivePage(held) if peers.is_first else None,
+            page=_LivePage(held, peers),
         )
         return _ended(request, weighing, _trained(request))
 
@@ -356,12 +356,14 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) ->
 class _LivePage:
     """Draw the page of a run that is under way: first after a few seconds of steps, then at intervals."""
 
-    def __init__(self, held: RunFolder) -> None:
-        self._held = held
+    def __init__(self, held: RunFolder, peers: Alone) -> None:
+        self._held, self._peers = held, peers
         self._due: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether it is time to draw; the first call begins the time."""
+        """Return whether it is time to draw; the first call begins the time. One process draws."""
+        if not self._peers.is_first:
+            return False
         now = time.monotonic()
         if self._due is None:
             self._due = now + min(FIRST_PAGE_SECONDS, REPORT_SECONDS)

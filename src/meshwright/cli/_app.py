@@ -25,11 +25,12 @@ from meshwright.plugins import quiet_jax_plugins
 
 from ._calibrate import calibrate, reconcile
 from ._catalog import fleets, formats, init, presets
-from ._console import Command, standard_streams
+from ._console import standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
 from ._plan import plan
 from ._train import EXIT_INTERRUPTED, sweep, train
+from ._usage import HELP_NAMES, Command, Verbs
 from ._weigh import account, weigh
 
 REFUSALS = {
@@ -41,12 +42,22 @@ REFUSALS = {
 
 app = typer.Typer(
     name="meshwright",
+    cls=Verbs,
+    context_settings={"help_option_names": HELP_NAMES},
     help="Know what a training run costs before the machines are rented, then run it.",
     epilog="CONFIG: a preset, a TOML file, a run's folder, or package.module:function. Every command has "
     "--json and --help, which shows an example.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
 )
+FIRST, KNOW, RUN, LOOK = "Begin with these", "Know more", "Run", "Look up"
+PANELS = {
+    FIRST: (weigh, plan, train),
+    KNOW: (account, probe, calibrate, reconcile),
+    RUN: (sweep, sample, export),
+    LOOK: (presets, init, fleets, formats, doctor),
+}
+"""The commands as `--help` groups them."""
 EXAMPLES = {
     weigh: "weigh llama3-8b --on 8xH100 --layout fsdp=8",
     plan: "plan llama3-8b --on 64xH100 --tokens 15T",
@@ -64,9 +75,12 @@ EXAMPLES = {
     formats: "formats --json",
     doctor: "doctor --json",
 }
-for command, example in EXAMPLES.items():
-    app.command(cls=Command, epilog=f"Example: meshwright {example}")(command)
-app.add_typer(data, name="data")
+for panel, commands in PANELS.items():
+    for command in commands:
+        epilog = f"Example: meshwright {EXAMPLES[command]}"
+        app.command(cls=Command, epilog=epilog, rich_help_panel=panel)(command)
+    if panel == RUN:
+        app.add_typer(data, name="data", rich_help_panel=RUN)
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperCommand, TyperOption
 
-from meshwright.errors import InputError, MeshwrightError, printable
+from meshwright.errors import MeshwrightError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -30,32 +29,6 @@ PIPE_WIDTH = 100  # columns if no terminal reports its width
 WIDTHS = range(20, 1001)  # columns in which tables can be drawn; `COLUMNS` outside this range is ignored
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else.")]
-
-
-class Command(TyperCommand):
-    """A command that refuses repeated options and empty file names."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            InputError: an option that takes one value is given twice, or a file is named "".
-        """
-        given = list(args)
-        rest = super().parse_args(ctx, args)
-        values, _, order = self.make_parser(ctx).parse_args(given)
-        for option in {option.name: option for option in order}.values():
-            times = sum(given_option.name == option.name for given_option in order)
-            if isinstance(option, TyperOption) and times > 1 and not (option.multiple or option.is_flag):
-                raise InputError(
-                    f"{option.opts[0]} is given {times} times, and takes one value",
-                    hint=f"keep one of them; {option.opts[0]} {values[option.name]} was the last",
-                )
-            if values.get(option.name) == "" and isinstance(ctx.params.get(option.name), Path):
-                is_option = isinstance(option, TyperOption)
-                name = option.opts[0] if is_option else option.metavar or option.opts[0]
-                raise InputError(f"{name} is empty", hint="name a file or a folder")
-        return rest
 
 
 class _OutputStream:

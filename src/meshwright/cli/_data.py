@@ -17,12 +17,15 @@ import typer
 
 from meshwright.errors import InputError, nearest_name
 
-from ._console import Command, JsonFlag, answer, bar, phases, print_json
+from ._console import JsonFlag, answer, bar, phases, print_json
+from ._usage import Command, Verbs
 
 if TYPE_CHECKING:
     from meshwright.checkpoint import Rejected
 
-data = typer.Typer(help="Make token files from text, or a small set of images.", no_args_is_help=True)
+data = typer.Typer(
+    cls=Verbs, help="Make token files from text, or a small set of images.", no_args_is_help=True
+)
 
 
 @data.command(

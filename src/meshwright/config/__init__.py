@@ -31,12 +31,14 @@ from ._layout_checks import resolve_batch as resolve_batch
 from ._layout_checks import ticks_of as ticks_of
 from ._load import Overrides as Overrides
 from ._load import config_schema as config_schema
+from ._load import keys_named as keys_named
 from ._load import load_config as load_config
 from ._load import overridden as overridden
 from ._load import override_pairs as override_pairs
 from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
 from ._load import trainable as trainable
+from ._load import value_meant as value_meant
 from ._lora import NF4_BLOCK as NF4_BLOCK
 from ._lora import TARGETS as TARGETS
 from ._lora import LoraConfig as LoraConfig

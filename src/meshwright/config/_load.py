@@ -380,6 +380,11 @@ def keys_meant(name: str) -> list[str]:
     return [key for key, names in names_elsewhere()[0].items() if plain in names]
 
 
+def keys_named(name: str) -> list[str]:
+    """Return the dotted keys that a `name` means, another program's or the last part of a key of ours."""
+    return keys_meant(name) or _paths_ending_in(name.replace("-", "_"))
+
+
 def value_meant(key: str, value: str) -> str | None:
     """Return the value of `key` that another program's `value` stands for, or None."""
     plain = value.lower().replace("_", "-").removeprefix("torch.").removeprefix("jnp.")

@@ -265,7 +265,8 @@ def _refuse_two_devices(args: Sequence[Any], kwargs: Mapping[str, Any], paths: S
     """Raise if arguments were placed on different single devices: JAX runs no program on them."""
     homes: dict[Any, str] = {}
     for path, leaf in zip(paths, jax.tree.leaves((tuple(args), dict(kwargs))), strict=True):
-        is_placed = isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        is_placed = is_array and getattr(leaf, "committed", False)
         if is_placed and isinstance(leaf.sharding, SingleDeviceSharding):
             homes.setdefault(next(iter(leaf.sharding.device_set)), path)
     if len(homes) > 1:
