@@ -183,3 +183,12 @@ def test_chips_that_pages_name_have_the_memory_that_they_show():
     for fleet, gib in shown:
         chip = CATALOG[Fleet.parse(fleet).chip.name]
         assert f"{chip.memory_bytes / 2**30:.1f}" == gib
+
+
+def test_the_size_that_the_readme_gives_is_about_right():
+    lines = {path: len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    code = [count for path, count in lines.items() if path.name != "__init__.py"]
+    found = re.search(r"has (\d+) modules of (\d+) lines at the median, ([\d,]+) lines", text_of("README.md"))
+    assert found is not None
+    shown = [int(figure.replace(",", "")) for figure in found.groups()]
+    assert shown == pytest.approx([len(code), statistics.median(code), sum(lines.values())], rel=0.1)

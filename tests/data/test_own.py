@@ -126,6 +126,16 @@ def test_a_folder_of_texts_and_tokens_is_ambiguous(tmp_path: Path):
     assert "--data" in caught.value.hint
 
 
+def test_the_name_of_a_file_does_not_say_what_it_holds(tmp_path: Path):
+    np.arange(3000, dtype=np.uint16).tofile(tmp_path / "train.tok")
+    assert isinstance(opened(tmp_path / "train.tok", **{"model.vocab_size": 3000})[0], TokenWindows)
+    (tmp_path / "README").write_text(TEXT)
+    assert opened(tmp_path / "README")[0].is_bytes
+    np.save(tmp_path / "ids.npy", np.arange(600, dtype=np.uint16))
+    with pytest.raises(InputError, match=r"NumPy's \.npy"):
+        opened(tmp_path / "ids.npy")
+
+
 def test_packed_texts_have_segments(tmp_path: Path):
     path = lines(tmp_path / "docs.jsonl", *({"text": TEXT[:40]} for _ in range(60)))
     data, _ = opened(path, **{"data.documents": "packed"})

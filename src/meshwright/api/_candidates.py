@@ -347,9 +347,8 @@ class CandidateRunner:
         """
         promising = self.search.most_promising(MOST_LOOKED_UP)
         cached = [row for row in promising if self.programs.is_cached(row)]
-        given: list[int] = [*([] if own is None else [own]), *simplest, *cached]
-        first = list(dict.fromkeys(given))
-        self.search.prefer(first, uncounted=set(simplest) - {own})
+        first: list[int] = [*([] if own is None else [own]), *simplest, *cached]
+        self.search.prefer(dict.fromkeys(first), uncounted=set(simplest) - {own})
 
     def _finish(self, row: int, future: Future[Weighing]) -> None:
         """Record a compiled candidate, or why it could not be compiled."""

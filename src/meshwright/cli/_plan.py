@@ -245,6 +245,11 @@ def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:
     path = toml.with_suffix(JOB_KINDS[kind])
     write_result(path, job_file(kind, **order, folder=folder, image=image))
     print(f"job file: {path}", file=sys.stderr)
+    path = getattr(getattr(made.config, "data", None), "path", None)
+    if kind != "slurm" and path is not None and not str(path).startswith("/runs/"):
+        print(
+            f"note: {path} must lie on the volume that is mounted on /runs, under that name", file=sys.stderr
+        )
     if kind == "k8s" and image is None:
         print("note: it names no image, as none is published: --image NAME, or edit it", file=sys.stderr)
 

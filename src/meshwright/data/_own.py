@@ -22,7 +22,7 @@ from ._metadata import metadata_path, read_metadata
 from ._parquet import PARQUET, text_columns
 from ._text_source import tokenizer_path
 from ._texts import BYTES, LINES, NUM_BYTES, Tokenizer, open_tokenizer
-from ._widths import shown_dtype
+from ._widths import is_binary, shown_dtype
 
 MADE_HERE = ("synthetic", "python-stdlib")
 """Sources that need no file, which may be named in place of a path."""
@@ -100,6 +100,8 @@ def _token_format(path: Path) -> TokenFormat | None:
     if any(each.suffix == ".ds" for each in files):
         return "datatrove"
     tokens = [each for each in files if each.suffix == ".bin" or metadata_path(each).is_file()]
+    if files == [path] and path.suffix not in _TEXTS and is_binary(path):
+        tokens = files  # whatever its name ends in
     texts = [each for each in files if each.suffix in _TEXTS]
     if tokens and texts:
         raise InputError(

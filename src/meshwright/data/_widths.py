@@ -68,6 +68,15 @@ def shown_dtype(path: Path, vocab_size: int) -> str:
     return dtype
 
 
+def is_binary(path: Path) -> bool:
+    """Return whether a file holds zero bytes, as ids of two bytes and more do and no text does.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return b"\0" in _sample(path)
+
+
 def _sample(path: Path) -> bytes:
     """Return the first, middle and last bytes of a file, each from a multiple of the widest id."""
     try:
