@@ -430,3 +430,10 @@ def test_a_program_that_cannot_be_weighed_is_refused_in_words(name, keywords, wo
 def test_a_config_states_its_own_tokens_per_step():
     with pytest.raises(mw.InputError, match="a configuration takes no tokens_per_step"):
         mw.weigh("linear", on="1xCPU", tokens_per_step=3)
+
+
+def test_the_last_line_of_a_script_is_quoted_in_part(tmp_path):
+    command = script(tmp_path, "print('x' * 5_000_000)\nraise ValueError('y' * 5_000_000)")
+    with pytest.raises(mw.InputError, match=r"ValueError at .*yyy") as refused:
+        mw.weigh_script(command, on="8xCPU")
+    assert len(refused.value.message) < 15_000

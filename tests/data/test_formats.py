@@ -332,3 +332,11 @@ def test_a_type_is_given_where_the_files_do_not_say_it(more: list[str], message:
         config_of(Path("a.bin"), "raw", *more)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["*" * 3000, "*" * 200 + "x", "a**b", "x" * 3000, "a\0b*"])
+def test_a_name_or_pattern_that_the_system_does_not_take_is_refused(tmp_path: Path, name: str):
+    message = refused(tmp_path / name, "datatrove").message
+    assert any(
+        words in message for words in ("names no files", "no file matches", "no token file", "not a path")
+    )

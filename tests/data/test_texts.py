@@ -189,3 +189,18 @@ def test_without_the_package_one_sentence_says_what_to_install(
     with pytest.raises(InputError, match="needs the package tokenizers, which is not installed") as caught:
         open_tokenizer(str(tmp_path / "t.json"))
     assert how_to_install("tokenizers") in caught.value.hint
+
+
+def test_a_long_text_of_bytes_is_read_in_blocks_of_whole_characters(tmp_path: Path, monkeypatch):
+    text = "aé\u2028\U0001f600" * 50
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
+    for block_bytes in (4, 5, 7, 64):
+        monkeypatch.setattr("meshwright.data._texts._BLOCK_BYTES", block_bytes)
+        fragments = list(fragments_in(piece, "text", ByteTokenizer()))
+        assert "".join(part for part, _ in fragments) == text
+        assert [is_end for _, is_end in fragments] == [False] * (len(fragments) - 1) + [True]
+    (tmp_path / "a.txt").write_bytes(text.encode()[:-1])
+    (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
+    with pytest.raises(InputError, match=r"byte 496 \(0xf0\) is not UTF-8"):
+        list(fragments_in(piece, "text", ByteTokenizer()))
