@@ -21,7 +21,7 @@ from ..checkpoint import Found, lock_folder, open_own, steps_in, unread_newest, 
 from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
-from ..files import MOST_JSON_BYTES, open_file, read_bytes, reason
+from ..files import MOST_JSON_BYTES, open_file, parsed_json, read_bytes, reason
 from ..launch import ALONE, Alone
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
@@ -246,8 +246,8 @@ def last_recorded_step(folder: Path) -> int:
         return 0  # missing, or a device
     for line in reversed(lines):
         try:
-            return int(json.loads(line)["step"])
-        except (ValueError, TypeError, KeyError):
+            return int(parsed_json(line)["step"])
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue  # cut short by a process that was killed
     return 0
 
