@@ -53,7 +53,10 @@ STYLES = {
 CLASSES = {"good": "verdict fits", "bad": "verdict lacks", "open": "verdict open", "warning": "verdict open"}
 MANY_COLUMNS = 5  # with this many or more, a narrow screen shows each row as a card
 WIDE, NARROW = 8.6, 4.4  # inches
-FILE = re.compile(r"[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?")
+# From the beginning of a word alone: a long one that is no file's name is then looked at once.
+FILE = re.compile(
+    r"(?<![\w.-])[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
