@@ -204,3 +204,28 @@ def test_a_long_text_of_bytes_is_read_in_blocks_of_whole_characters(tmp_path: Pa
     (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
     with pytest.raises(InputError, match=r"byte 496 \(0xf0\) is not UTF-8"):
         list(fragments_in(piece, "text", ByteTokenizer()))
+
+
+@pytest.mark.parametrize("kind", ["bytes and words", "words", "one word"])
+def test_a_long_text_is_divided_where_its_ids_are_those_of_the_whole(tmp_path: Path, monkeypatch, kind: str):
+    """SentencePiece's way puts a space in front of each text, so that none can be divided."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
+    pre = tokenizers.pre_tokenizers
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    made.pre_tokenizer = {
+        "bytes and words": pre.ByteLevel(add_prefix_space=False), "words": pre.Whitespace(),
+        "one word": pre.Metaspace(split=False),
+    }[kind]  # fmt: skip
+    text = "".join(f"one, twö  three\n\n{number} four's\tfive " for number in range(400))
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["?"], show_progress=False)
+    made.train_from_iterator([text], trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
+    opened = open_tokenizer(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("meshwright.data._texts._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("meshwright.data._texts._CONTEXT", 40)
+    fragments = [part for part, _ in fragments_in(piece, "text", opened)]
+    assert "".join(fragments) == text
+    assert (len(fragments) > 10) == (kind != "one word")
+    assert np.array_equal(np.concatenate(opened.encode(fragments)), opened.encode([text])[0])
