@@ -193,6 +193,9 @@ def test_measured_steps_are_read_from_a_file(tmp_path):
 def test_what_cannot_have_been_measured_is_refused_in_words(tmp_path, traced):
     with pytest.raises(mw.InputError, match="its products take at least"):
         mw.calibrate("bytes-nano", on="8xH100", measured="0.001us", overrides=SMALL)
+    for never in ("1e99s", 1e99, -1.0, float("nan"), 0.0):
+        with pytest.raises(mw.InputError, match=r"was not measured|cannot read"):
+            mw.calibrate("linear", on="8xH100", measured=never)
     with pytest.raises(mw.InputError, match="cannot read 'soon' as the seconds of a step"):
         mw.calibrate("linear", on="8xH100", measured="soon")
     with pytest.raises(mw.InputError, match="no fleet is named"):

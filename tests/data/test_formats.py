@@ -345,3 +345,11 @@ def test_a_type_that_nothing_says_is_asked_for(tmp_path: Path, form: str):
     if form == "datatrove":
         (tmp_path / "a.ds.metadata").write_text("gpt2|4")
         assert len(all_tokens(opened(path, form, "data.dtype=none"))) == 600
+
+
+@pytest.mark.parametrize("name", ["*" * 3000, "*" * 200 + "x", "a**b", "x" * 3000, "a\0b*"])
+def test_a_name_or_pattern_that_the_system_does_not_take_is_refused(tmp_path: Path, name: str):
+    message = refused(tmp_path / name, "datatrove").message
+    assert any(
+        words in message for words in ("names no files", "no file matches", "no token file", "not a path")
+    )

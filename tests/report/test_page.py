@@ -15,6 +15,8 @@ from meshwright.reconciliation import Reconciliation, Row
 from meshwright.report import page_of, write_report, write_sweep
 from meshwright.report._costs import FLOP_CONVENTION
 from meshwright.report._facts import read_run
+from meshwright.report._model import Document
+from meshwright.report._render import page as html_of
 from meshwright.results import Change, Changes, Sweep, SweepRun
 
 pytestmark = pytest.mark.once
@@ -482,3 +484,9 @@ def test_a_sweep_without_a_finished_run_has_no_picture(tmp_path):
     page = write_sweep(sweep).read_text()
     assert "<svg" not in page
     assert "Not finished" in page
+
+
+def test_a_long_word_takes_no_longer_than_its_letters():
+    """Searching a file's name from each letter of this one took minutes."""
+    document = Document(title="", facts="x" * 10**6, sections=())
+    assert "x" * 10**6 in html_of(document)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from meshwright.errors import InputError, near_names, nearest_name
-from meshwright.files import parsed_toml, read_json, read_toml
+from meshwright.files import parsed_toml, read_json, read_toml, reason
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
 from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
@@ -87,8 +87,12 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     Raises:
         InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
     """
-    name, tree = _read(text)
     changes = _override_tree(overrides)
+    try:
+        name, tree = _read(text)
+    except OSError as refused:  # a name longer than the system takes, or a folder that may not be entered
+        what = f"{text[:60]!r} is no preset, and no file or folder: {reason(refused)}"
+        raise InputError(what, hint=f"`meshwright presets` lists them; {_ENDINGS}") from refused
     if is_table(lora := changes.get("lora")) and lora.get("rank") is not None and _has_default_batch(text):
         tree = _for_fine_tuning(tree, changes)
     tree = _merged(tree, changes)
@@ -200,7 +204,7 @@ def _near_presets(text: str) -> str:
     if meant is not None:
         return f"did you mean {meant!r}?"
     near = near_names(plain, known)
-    sized = re.search(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
+    sized = re.search(r"(?<!\d)(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
     if sized is None:
         return nearest_name(plain, near or known)
     wanted = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]

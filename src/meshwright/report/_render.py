@@ -56,7 +56,10 @@ WIDE, NARROW = 8.6, 4.4  # inches
 LEAST_BAR = 4  # columns
 NARROW_COLUMNS = 76  # of a terminal, below which names may be folded
 MOST_KEPT = 16  # letters of a figure that is never broken
-FILE = re.compile(r"[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?")
+# From the beginning of a word alone: a long one that is no file's name is then looked at once.
+FILE = re.compile(
+    r"(?<![\w.-])[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
