@@ -37,6 +37,7 @@ from ._load import overridden as overridden
 from ._load import override_pairs as override_pairs
 from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
+from ._load import text_reading as text_reading
 from ._load import trainable as trainable
 from ._load import value_meant as value_meant
 from ._lora import NF4_BLOCK as NF4_BLOCK

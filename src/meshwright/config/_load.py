@@ -23,7 +23,7 @@ from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.files import parsed_toml, read_json, read_toml, reason
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
-from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
+from ._huggingface import cached_config, family_of, is_huggingface, reads_text_alone, run_of_huggingface
 from ._published import published_about, published_config, published_id, published_ids
 from ._run import RunConfig
 from ._texts import with_texts
@@ -99,6 +99,25 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     if "name" in tree:
         raise InputError(f"{name}: a file cannot set name", hint=f"a run is named after its file: {name}")
     return _checked(name, tree)
+
+
+def text_reading(text: str) -> str:
+    """Return that only the text part of a model is read, if it reads images or sound too; else "".
+
+    Args:
+        text: as for `load_config`. What cannot be read is an error there.
+    """
+    path = Path(text)
+    try:
+        if "/" in text and not path.exists() and (cached := cached_config(text)) is not None:
+            path = cached
+        tree = read_json(path / _RUN_FILE if path.is_dir() else path) if path.exists() else None
+    except (OSError, ValueError):
+        return ""
+    if not is_huggingface(tree) or not reads_text_alone(tree):
+        return ""
+    kind = tree["text_config"]["model_type"]
+    return f"{text}: a {tree['model_type']} reads more than text; its text part, a {kind}, is taken"
 
 
 def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +293,8 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
         hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
     if is_huggingface(tree):
-        return path.resolve().parent.name, run_of_huggingface(tree, str(path))
+        text = "-text" if reads_text_alone(tree) else ""
+        return f"{path.resolve().parent.name}{text}", run_of_huggingface(tree, str(path))
     if not is_table(tree) or not isinstance(tree.get("name"), str):
         raise InputError(f"{path} is not the configuration of a run", hint=_foreign_hint(tree))
     return tree.pop("name"), tree
