@@ -76,8 +76,8 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
         file.truncate(2**40)  # takes no room on the disk
     with pytest.raises(OSError, match="it has more than 1,000 bytes"):
         files.read_bytes(path, 1000)
-    path.write_bytes(b"\xef\xbb\xbfabc")
-    assert files.read_text(path, 6) == "abc"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\r")
+    assert files.read_text(path, 7) == "a\nb\n"
     for name in ("a\0b", "a\ud800"):
         with pytest.raises(OSError, match="it is no name of a file"):
             files.read_bytes(tmp_path / name, 10)
