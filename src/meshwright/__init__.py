@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .api._calibrate import MeasuredStep as MeasuredStep
     from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
+    from .api._largest import largest as largest
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
     from .api._reconcile import reconcile as reconcile
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .planned import Planned as Planned
     from .reconciliation import Calibrated as Calibrated
     from .results import Change as Change
+    from .results import Largest as Largest
     from .results import Run as Run
     from .results import Sweep as Sweep
     from .results import SweepRun as SweepRun

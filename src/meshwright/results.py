@@ -25,8 +25,9 @@ from .planning import HandSum, hand_sum
 from .predict import Prediction, RunTotal, whole_run
 from .predicted import Predicted
 from .reconciliation import Measurement, Reconciliation, Row
-from .shown import Shown, write_result
+from .shown import OneLine, Shown, write_result
 from .torch_account import MeshAccount
+from .units import format_bytes
 
 WEIGHING_SCHEMA = 6
 RUN_SCHEMA = 2
@@ -383,6 +384,43 @@ class Changes(tuple[Change, ...], Shown):
     def line(self) -> str:
         """The number of changes, and the one that saves most memory."""
         return f"{len(self)} compiled" + (f", first {self[0].arguments}" if self else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Largest(OneLine):
+    """The largest sequence length or batch with which a run fits, and its weighing.
+
+    `of`: "sequence_length", in tokens; or "batch", in sequences of each replica in one microbatch. `value` is
+    None if none fits; `weighing` is then of the least tried. `above`: the next value tried, which needs
+    `above_bytes` on a device; None if the largest that was tried fits, and `above_bytes` if `above` cannot be
+    compiled.
+    """
+
+    of: str
+    value: int | None
+    above: int | None
+    above_bytes: int | None
+    num_compiled: int
+    weighing: Weighing
+
+    @property
+    def line(self) -> str:
+        """The value, what the next one needs, and how many programs say so."""
+        words = "tokens a sequence" if self.of == "sequence_length" else "sequences a replica and microbatch"
+        found = "none fits" if self.value is None else f"{self.value:,} {words}"
+        above = "" if self.above is None else f"; {self.above:,} cannot be"
+        if self.above is not None and self.above_bytes is not None:
+            above = f"; {self.above:,} need {format_bytes(self.above_bytes)}"
+        where = f"{self.weighing.name} on {self.weighing.fleet.name}, layout {self.weighing.layout}"
+        return f"LARGEST of {where}: {found}{above} ({self.num_compiled} programs compiled)"
+
+    def __str__(self) -> str:
+        return f"{self.line}\n{self.weighing}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `weigh --longest --json` prints: these fields, and the weighing's own."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "weighing": self.weighing.to_dict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

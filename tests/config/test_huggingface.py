@@ -192,7 +192,7 @@ def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(fo
     text = {"hidden_size": 64, "intermediate_size": 128, "model_type": "gemma3_text", "num_hidden_layers": 2,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
     vision = {"hidden_size": 32, "model_type": "siglip_vision_model", "num_hidden_layers": 2}
-    tree = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "mm_tokens_per_image": 256,
+    tree = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
             "text_config": text, "vision_config": vision, "torch_dtype": "bfloat16"}  # fmt: skip
     both, alone = folder_of(tree), folder_of(text, "alone")
     assert load_config(both).name.endswith("-text")

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -109,6 +109,15 @@ AllOption = Annotated[
 AutoMeshesOption = Annotated[
     bool, typer.Option("--auto-meshes", help="Run a script of before JAX 0.9, whose meshes were Auto.")
 ]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
+]
+LongestOption = Annotated[
+    bool, typer.Option("--longest", help="Search the longest sequence that fits, and weigh that.")
+]
+LargestBatchOption = Annotated[
+    bool, typer.Option("--largest-batch", help="Search the largest microbatch that fits, and weigh that.")
+]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev.")
 ]
@@ -135,9 +144,7 @@ def weigh(
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: SimulateOption = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
-    ] = None,
+    html: HtmlOption = None,
     trace: TraceOption = None,
     rules: RulesOption = None,
     explains: Annotated[
@@ -145,8 +152,13 @@ def weigh(
     ] = False,
     all_calls: AllOption = False,
     auto_meshes: AutoMeshesOption = False,
+    longest: LongestOption = False,
+    largest_batch: LargestBatchOption = False,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
+    if longest or largest_batch:
+        of = "sequence_length" if longest else "batch"
+        return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
     from meshwright import explain
     from meshwright.results import TorchWeighing
 
@@ -177,6 +189,43 @@ def weigh(
     answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _answer_largest(
+    words: list[str],
+    of: Literal["sequence_length", "batch"],
+    on: str,
+    layout: str | None,
+    overrides: list[str],
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Search the largest sequence length or batch that fits, and print it with its weighing.
+
+    Raises:
+        InputError: a script or a function is named, whose sequences and batch are its own.
+    """
+    from meshwright import largest
+
+    if len(words) > 1 or words[0].endswith(".py") or ":" in words[0]:
+        hint = "name a preset, a TOML file or the folder of a model"
+        raise InputError(f"{' '.join(words)} has a length and a batch of its own", hint=hint)
+    say_readings(words[0], on, layout)
+    with phases(f"searching with {words[0]} on {on}") as on_phase:
+
+        def on_event(event: Phase) -> None:
+            on_phase(event.name)
+
+        made = largest(words[0], of, on=on, layout=layout, overrides=overrides, on_event=on_event)
+
+    def page() -> tuple[RenderableType, ...]:
+        from rich.text import Text
+
+        from meshwright.report import renderable
+
+        return Text(made.line, style="bold"), renderable(made.weighing, verbose=verbose)
+
+    answer(as_json, made.to_dict(), page)
 
 
 def _write(weighing: Weighing, html: Path | None, trace: Path | None) -> None:

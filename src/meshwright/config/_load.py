@@ -114,9 +114,9 @@ def text_reading(text: str) -> str:
         tree = read_json(path / _RUN_FILE if path.is_dir() else path) if path.exists() else None
     except (OSError, ValueError):
         return ""
-    if not is_huggingface(tree) or not reads_text_alone(tree):
+    if not is_table(tree) or not is_huggingface(tree) or not reads_text_alone(tree):
         return ""
-    kind = tree["text_config"]["model_type"]
+    kind: str = tree["text_config"]["model_type"]
     return f"{text}: a {tree['model_type']} reads more than text; its text part, a {kind}, is taken"
 
 
