@@ -225,8 +225,7 @@ def within(folder: Path, name: object) -> Path:
     Traceback (most recent call last):
     ValueError: '../secret' is not the name of a file in its folder
     """
-    known = isinstance(name, str) and "\0" not in name
-    if known and name and not name.startswith("/") and ".." not in name.split("/"):
+    if isinstance(name, str) and name and not (name[0] == "/" or "\0" in name or ".." in name.split("/")):
         return folder / name
     raise ValueError(f"{str(name)[:100]!r} is not the name of a file in its folder")
 
