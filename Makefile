@@ -17,12 +17,13 @@ SOURCES := src tests benchmarks examples
 WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
 	print(max(1, min(os.cpu_count() + 1, m >> 32)))')
 
-.PHONY: help demo demo-weigh test test-evidence test-again test-wide test-long lint types contract lock clean
+.PHONY: help demo demo-weigh test test-torch test-evidence test-again test-wide test-long lint types contract lock clean
 
 help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
 	@echo 'make demo-weigh only the weighing of it'
-	@echo 'make test       set up and run the tests'
+	@echo 'make test       set up and run the tests, but for those of the next two lines'
+	@echo 'make test-torch what is compared with PyTorch: its modules and their accounts, weights of Hugging Face'
 	@echo 'make test-evidence the tests of benchmarks/, of its records and of the pages that are made of them'
 	@echo 'make test-again what may differ on another Python or jax: one case of each test, with annotations checked'
 	@echo 'make test-wide  the wider tests: more layouts, every chip, a fuzz of the command line'
@@ -43,9 +44,13 @@ demo-weigh: $(INSTALLED)
 # Free workers take tests from the end of another's list; a file's tests mostly stay together and share fixtures.
 TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30
 EVERY_TIME := not wide and not long and not gpu
+OF_TORCH := tests/torch_account tests/torch_program tests/weights tests/cli/test_account.py
 
 test: $(TESTABLE)
-	$(TEST) -m '$(EVERY_TIME)' --ignore=tests/benchmarks
+	$(TEST) -m '$(EVERY_TIME)' $(addprefix --ignore=,tests/benchmarks $(OF_TORCH))
+
+test-torch: $(TESTABLE)
+	$(TEST) -m '$(EVERY_TIME)' $(OF_TORCH)
 
 test-evidence: $(TESTABLE)
 	$(TEST) -m '$(EVERY_TIME)' tests/benchmarks

@@ -22,13 +22,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # program, its buffers, its fingerprint) is decided before LLVM and stays the same for every target. Loops on
 # the CPU are slower, and their rounding is no different in kind.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# Else jax looks for an executable by the name of its folder too, here and in the processes that tests start.
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 # The processes that tests start find the package compiled. They write no bytecode of their own: a test may
 # write a program twice in a second, and Python would then run the first one's bytecode for the second. So it
 # is here too, once the tests are collected: the next session is spared four seconds of rewriting asserts.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False
-# A cold cache each session: else a test could pass on what an older source left behind. The processes that
-# pytest-xdist starts share the one of the process that started them.
+# Each session has a cache of its own. The processes that pytest-xdist starts share that of their parent.
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
@@ -46,16 +47,21 @@ import jax  # noqa: E402  reads JAX_PLATFORMS when it is imported
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from jax._src import compiler  # noqa: E402  jax has no public name for the options of all programs
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
+
+from tests import kept  # noqa: E402
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")
 jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accelerators
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# A step that several tests compile is compiled once in a session, by whichever worker comes first. Small
-# programs are left out: jax's key omits the names inside a program, and tests compare those.
-jax.config.update("jax_compilation_cache_dir", os.environ["MESHWRIGHT_CACHE_DIR"] + "/executables/tests")
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+# Each executable is kept, also for the next session (tests/kept.py). Jax finds it by what the program
+# computes: a test that looks at names inside, or at what compiling leaves, is marked `program` and compiles.
+SESSION = Path(os.environ["MESHWRIGHT_CACHE_DIR"])
+jax.config.update("jax_compilation_cache_dir", str(SESSION / "executables/tests"))
+jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # where a plugin imported jax before this
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.01)  # what is quicker is not worth a file
 
 # XLA's older generator of CPU code does the same arithmetic and takes half the time to write it, but fuses a
 # little otherwise. jax 0.12 no longer has it, and ends the process that asks for it.
@@ -98,20 +104,29 @@ def compiled_as_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def compiled_as_for_a_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generate the code of a test that is marked `program` in the usual way."""
-    if request.node.get_closest_marker("program"):
-        monkeypatch.setattr(compiler, "get_compile_options", _compile_options)
+def compiled_as_for_a_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile what a test that is marked `program` looks at, in the usual way, and load nothing kept."""
+    if not request.node.get_closest_marker("program"):
+        yield
+        return
+    monkeypatch.setattr(compiler, "get_compile_options", _compile_options)
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax asks for the setting once
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
-def pytest_sessionstart() -> None:
-    """Give the session the rates of a processor, once.
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Give the session what earlier ones compiled and the rates of a processor, once.
 
     The real probe, which tests/measure tries, takes twelve seconds of a processor. It would run again and
     again: the tests keep the machine busy, and their slow loops make each run disagree with its prediction.
     """
     if _STARTED_BY_XDIST:
         return
+    if not session.config.getoption("cacheclear", False):
+        kept.bring(SESSION)
     from meshwright.hardware import Calibration
     from meshwright.measure import _calibration
 
@@ -183,4 +198,5 @@ def mesh() -> Callable[..., Mesh]:
 
 def pytest_unconfigure() -> None:
     if not _STARTED_BY_XDIST:
-        shutil.rmtree(os.environ["MESHWRIGHT_CACHE_DIR"], ignore_errors=True)
+        kept.keep(SESSION)
+        shutil.rmtree(SESSION, ignore_errors=True)

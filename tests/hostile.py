@@ -156,11 +156,31 @@ DEEPSEEK = {
 }  # fmt: skip
 
 
-def config(draw: Draw, folder: Path) -> Any:
-    """A model's config.json, a run's, or a TOML file."""
-    from meshwright.config import load_config, overridden
+STEPS = {
+    "config": "linear",
+    "on": "8xH100",
+    "measured": "12ms",
+    "set": ["batch.sequences=64"],
+    "layout": "fsdp=8",
+}
+PRICES = {"provider": "x", "source": "y", "prices": [{"chip": "H100", "usd_per_device_hour": 2.5}]}
 
-    kind = draw.choice(("model", "model", "run", "toml", "override"))
+
+def config(draw: Draw, folder: Path) -> Any:
+    """A model's config.json, a run's, or a TOML file: of a run, of measured steps, of prices."""
+    from meshwright.api._calibrate import measured_steps_in
+    from meshwright.config import load_config, overridden
+    from meshwright.hardware import list_prices
+
+    kind = draw.choice(("model", "model", "run", "toml", "override", "steps", "prices"))
+    if kind in ("steps", "prices"):
+        table = draw.choice(list(_places([draw.changed(STEPS if kind == "steps" else PRICES)])))[0]
+        text = "\n".join(_toml(draw, each) for each in (table if isinstance(table, list) else [table]))
+        text = ("[[run]]\n" if kind == "steps" else "[x]\n") + text
+        draw.put(folder / "a.toml", text.encode("utf-8", "surrogatepass"))
+        if kind == "steps":
+            return measured_steps_in(folder / "a.toml")
+        return list_prices("H100", refreshed=folder / "a.toml")
     if kind == "model":
         draw.put(folder / "config.json", draw.text_of(draw.changed(draw.choice((LLAMA, GEMMA, DEEPSEEK)))))
         return load_config(str(folder)).model.num_parameters
@@ -249,6 +269,8 @@ def safetensors(header: bytes, data: bytes) -> bytes:
 
 def weights(draw: Draw, folder: Path) -> Any:
     """The safetensors files of a model, perhaps with an index."""
+    from meshwright.config import load_config
+    from meshwright.training._weights import FirstWeights
     from meshwright.weights import WeightFiles
 
     outside = json.dumps({SECRET: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
@@ -275,6 +297,9 @@ def weights(draw: Draw, folder: Path) -> Any:
         index = {"metadata": {}, "weight_map": {"a": "model.safetensors", draw.choice(("b", SECRET)): file}}
         index = draw.changed(index) if draw.often(0.5) else index
         draw.put(model / "model.safetensors.index.json", draw.text_of(index))
+    if draw.often(0.2):
+        draw.put(model / "config.json", draw.text_of(draw.changed(LLAMA)))
+        return FirstWeights(model, load_config("llama3-8b")).base
     files = WeightFiles(model)
     assert SECRET not in files.names, "a file outside the folder was read"
     return sum(float(np.asarray(files.read(name), np.float64).sum()) for name in files.names)
@@ -513,8 +538,51 @@ def cache(draw: Draw, folder: Path) -> Any:
         file.unlink(missing_ok=True)
 
 
+MEASUREMENT = {
+    "schema": 2, "steps": 4, "signal": "", "resumed_from": None, "tokens_per_step": 64,
+    "compile_seconds": 1.0, "step_seconds": {"median": 0.1, "low": 0.09, "high": 0.2, "num_steps": 2},
+    "losses": {"1": 2.0, "2": 1.5},
+    "held_out_losses": {"2": 1.6}, "held_out_metrics": {"2": {"accuracy": 0.5}}, "num_bad_steps": 0,
+    "seconds_by_phase": {"step": 0.4, "compile": 1.0}, "unigram_entropy_nats": 3.0, "not_measured": {},
+    "argument_bytes_per_device": 1000, "peak_bytes": None, "process_rss_growth_bytes": 5000,
+    "xla_flops": 10**6,
+    "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "num_devices": 1, "host": "h",
+    "versions": {"jax": "0"}, "date": "2026-01-01", "sample_prompt": "", "sample": "",
+}  # fmt: skip
+RECONCILIATION = {
+    "schema": 1, "same_program": True, "not_compared": {"MFU": "why"},
+    "rows": [{"quantity": "step seconds", "unit": "seconds", "predicted": 1.0, "measured": 2.0,
+              "how": "clock", "low": 0.5, "high": 3.0, "relative_error": -0.5, "inside": True}],
+}  # fmt: skip
+
+
+def run(draw: Draw, folder: Path) -> Any:
+    """What lies in a run's folder, as its page and its resumption read it."""
+    from meshwright.config import load_config
+    from meshwright.report._results import run_page
+    from meshwright.training import base_of
+    from meshwright.training._recording import metrics_of
+    from meshwright.training._run_folder import last_recorded_step
+
+    lines = [{"step": step, "loss": 2.0 / step, "seconds": 0.1} for step in (1, 2, 3)]
+    trees: dict[str, Any] = {
+        "config.json": load_config("linear").model_dump(mode="json"), "measurement.json": MEASUREMENT,
+        "reconciliation.json": RECONCILIATION, "base.json": {"folder": "x", "model_type": "llama"},
+    }  # fmt: skip
+    changed = draw.choice((*trees, "metrics.jsonl", "notices.jsonl"))
+    for name, tree in trees.items():
+        (folder / name).write_text(json.dumps(tree))
+        if name == changed:
+            draw.put(folder / name, draw.text_of(draw.changed(tree)))
+    draw.put(folder / "metrics.jsonl", b"\n".join(draw.text_of(draw.changed(line)) for line in lines))
+    last_recorded_step(folder), metrics_of(folder)
+    assert isinstance(run_page(folder), str)
+    return base_of(folder)
+
+
 KINDS: dict[str, Callable[[Draw, Path], Any]] = {
-    "config": config, "trace": trace, "weights": weights, "template": template, "data": data, "cache": cache,
+    "run": run, "config": config, "trace": trace, "weights": weights, "template": template,
+    "data": data, "cache": cache,
 }  # fmt: skip
 
 
@@ -565,7 +633,7 @@ def outcome_of(kind: str, number: int, folder: Path) -> tuple[str, str]:
             raise
         import traceback
 
-        return "fault", "".join(traceback.format_exception(wrong)[-3:])[-900:]
+        return "fault", "".join(line[-300:] for line in traceback.format_exception(wrong)[-4:])
     finally:
         for path in folder.rglob("*"):
             if path.is_fifo():

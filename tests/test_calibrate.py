@@ -60,6 +60,7 @@ def weighed(**changes):
 
 def test_a_measured_step_changes_later_predictions_of_that_chip_alone():
     plain, other = weighed(), weighed(on="8xA100")
+    traced = plain.trace()
     made = mw.calibrate("linear", on="8xH100", measured=1.5 * plain.step_seconds)
     (step,) = made.steps
     assert (made.chip, made.num_runs, step.what, step.matched) == ("H100", 1, "step time", None)
@@ -70,7 +71,8 @@ def test_a_measured_step_changes_later_predictions_of_that_chip_alone():
     assert "factors of 1 measured step kept on this machine" in after.prediction.basis
     assert weighed(on="64xH100").step_seconds > plain.step_seconds
     assert weighed(on="8xA100").prediction == other.prediction
-    assert after.trace() != plain.compiled
+    assert plain.trace() == traced, "a trace is by the rates of the time that is printed"
+    assert after.trace() != traced
     assert forget("8xH100") == 1
     assert weighed().prediction == plain.prediction
 
@@ -191,6 +193,9 @@ def test_measured_steps_are_read_from_a_file(tmp_path):
 def test_what_cannot_have_been_measured_is_refused_in_words(tmp_path, traced):
     with pytest.raises(mw.InputError, match="its products take at least"):
         mw.calibrate("bytes-nano", on="8xH100", measured="0.001us", overrides=SMALL)
+    for never in ("1e99s", 1e99, -1.0, float("nan"), 0.0):
+        with pytest.raises(mw.InputError, match=r"was not measured|cannot read"):
+            mw.calibrate("linear", on="8xH100", measured=never)
     with pytest.raises(mw.InputError, match="cannot read 'soon' as the seconds of a step"):
         mw.calibrate("linear", on="8xH100", measured="soon")
     with pytest.raises(mw.InputError, match="no fleet is named"):

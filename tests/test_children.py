@@ -159,3 +159,25 @@ def test_the_end_of_the_command_itself_ends_what_was_forked(tmp_path: Path):
     process.kill()
     process.wait()
     assert psutil.wait_procs(forked, PATIENCE_SECONDS)[1] == []
+
+
+def test_a_process_ends_with_its_work_whatever_threads_are_left():
+    """Python would wait for the thread, and the command for Python."""
+    program = """
+import sys, threading, time
+from meshwright.children import end_after
+threading.Thread(target=lambda: time.sleep(10**6)).start()
+def work():
+    print("done")
+    {how}
+end_after(work)
+"""
+    hows = {"pass": 0, "sys.exit(3)": 3, "sys.exit('words')": 1, "raise ValueError('wrong')": 1}
+    for how, status in hows.items():
+        command = [sys.executable, "-c", program.format(how=how)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (status, "done\n"), done.stderr
+        assert ("words" in done.stderr, "ValueError: wrong" in done.stderr) == (
+            "words" in how,
+            "wrong" in how,
+        )

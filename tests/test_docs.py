@@ -93,6 +93,7 @@ def id_of(command: Command) -> str:
 
 
 def write_files(page: Path, folder: Path) -> None:
+    (folder / "README.md").write_text((ROOT / "README.md").read_text())  # a reader's text of their own
     for block in blocks_of(page):
         if named := FILE.match(block.text):
             (folder / named[1]).write_text(block.text)

@@ -79,7 +79,8 @@ def test_cudnn_attention_is_the_program_that_its_name_has(mesh, monkeypatch, tmp
     assert programs[0] == programs[1]
 
 
-def test_another_rule_is_another_program(mesh, forked_workers):
+def test_another_rule_is_another_program(mesh, forked_workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
     given = arguments(mesh(data=8))
 
     def weigh(factor):

@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.api._known_plans import remember, remembered
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet
-from meshwright.results import PlanProgress
+from meshwright.planned import PlanProgress
 
 RUN = {"model.num_layers": 1}  # compiles in two thirds of the time of its two layers
 FIXED = ["offload=none", "pipeline=1f1b", "inner=tensor"]
@@ -150,6 +150,38 @@ def test_progress_tells_the_best_so_far(forked_workers):
     assert all(isinstance(event, PlanProgress) for event in events)
     assert events[0].best is None
     assert events[-1].num_considered == made.num_considered
+
+
+@pytest.mark.once
+def test_what_still_runs_when_the_time_is_over_is_cut_off(monkeypatch, forked_workers):
+    monkeypatch.setattr("meshwright.api._candidates.LEAST_GRACE_SECONDS", 0.0)
+    changed = {"batch.sequences": 24}  # of a size that no other test compiles
+    made = mw.plan("linear", on="2xH100", budget_seconds=0.1, num_workers=1, overrides=changed)
+    assert made.winner is None
+    assert all("cut off" in each.failed for each in made.candidates)
+    assert "NONE COMPILED" in str(made)
+    assert made.ended == "the budget of 0.1 s is spent"
+
+
+@pytest.mark.once
+def test_the_simplest_layouts_are_always_compiled(made):
+    tried = {(each.layout, each.overrides["remat"]) for each in made.candidates}
+    assert {("fsdp=8", "full"), ("fsdp=8", "none")} <= tried
+    assert {remat for layout, remat in tried if re.fullmatch(r"fsdp=\d,tensor=\d", layout)} >= {
+        "full",
+        "none",
+    }
+    assert made.simplest in made.fitting
+    assert "SIMPLEST: " in str(made)
+    assert str(made).splitlines()[1].startswith("COMPILED: ")
+
+
+@pytest.mark.once
+def test_memory_is_counted_as_weigh_counts_it(made):
+    memory, winner = made.best.ledger.memory, made.winner
+    assert (winner.usable_bytes, winner.allowance_bytes) == (memory.usable_bytes, memory.allowance_bytes)
+    verdict = next(line for line in str(made.best).splitlines() if line.startswith("FITS"))
+    assert verdict in " ".join(str(made).split())
 
 
 @pytest.mark.once

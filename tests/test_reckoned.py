@@ -19,10 +19,13 @@ from meshwright.api._reckoned import SOURCES, reckoned
 from meshwright.compiler import Compiled
 from meshwright.hardware import Fleet, MeasuredRuns
 from meshwright.ledger import MultiplyAdds, _rules, executions_in, ledger_of, register_call
+from meshwright.measure import KnownRates
 from meshwright.predict import predict
 
 PROGRAM = Path(__file__).parent / "ledger/fixtures/transformer-8xH100"
 PACKAGE = Path(mw.__file__).parent
+
+NOTHING = KnownRates()  # nothing was measured
 
 
 @pytest.fixture
@@ -47,12 +50,12 @@ def test_figures_that_are_kept_are_those_that_are_reckoned_to_the_last_digit(pro
     executions = executions_in(folder, compiled)
     ledger = ledger_of(folder, compiled, fleet, executions)
     prediction = predict(executions, ledger, compiled, fleet)
-    first = reckoned(folder, compiled, fleet)
+    first = reckoned(folder, compiled, fleet, NOTHING)
     assert as_text(first.ledger) == as_text(ledger)
     assert as_text(first.prediction) == as_text(prediction)
     assert first.no_prediction == ""
     (folder / "program.hlo.txt.gz").unlink()  # the second time nothing is read but what is kept
-    assert reckoned(folder, compiled, fleet) == first
+    assert reckoned(folder, compiled, fleet, NOTHING) == first
     assert len(kept(folder)) == 1
 
 
@@ -74,30 +77,28 @@ def digested(text):
 )
 def test_a_damaged_text_is_reckoned_again(program, damage):
     folder, compiled, fleet = program
-    first = reckoned(folder, compiled, fleet)
+    first = reckoned(folder, compiled, fleet, NOTHING)
     (file,) = kept(folder)
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
-    assert reckoned(folder, compiled, fleet) == first
+    assert reckoned(folder, compiled, fleet, NOTHING) == first
     assert [each.read_bytes() for each in kept(folder)] == [whole]
 
 
 def test_other_inputs_are_reckoned_apart(program, monkeypatch):
     folder, compiled, fleet = program
-    first = reckoned(folder, compiled, fleet)
-    other = reckoned(folder, dataclasses.replace(compiled, tokens_per_step=1000), fleet)
+    first = reckoned(folder, compiled, fleet, NOTHING)
+    other = reckoned(folder, dataclasses.replace(compiled, tokens_per_step=1000), fleet, NOTHING)
     assert other.prediction.tokens_per_second_per_device != first.prediction.tokens_per_second_per_device
     slow = dataclasses.replace(fleet, chip=dataclasses.replace(fleet.chip, memory_bytes_per_second=1e12))
-    slower = reckoned(folder, compiled, slow)
+    slower = reckoned(folder, compiled, slow, NOTHING)
     assert slower.prediction.step_seconds.expected > first.prediction.step_seconds.expected
     assert len(kept(folder)) == 3
     runs = MeasuredRuns(chip=fleet.chip.name, runs=())
-    with monkeypatch.context() as patch:
-        patch.setattr(_reckoned, "measured_runs_for", lambda fleet: runs)
-        reckoned(folder, compiled, fleet)
+    reckoned(folder, compiled, fleet, KnownRates(measured=runs))
     assert len(kept(folder)) == 4
     monkeypatch.setattr(_reckoned, "digest_of_sources", lambda names: "of another release")
-    assert reckoned(folder, compiled, fleet) == first
+    assert reckoned(folder, compiled, fleet, NOTHING) == first
     assert len(kept(folder)) == 5
 
 
@@ -105,7 +106,7 @@ def test_nothing_is_kept_while_a_custom_call_has_a_rule_of_the_users(program, mo
     folder, compiled, fleet = program
     monkeypatch.setattr(_rules, "_REGISTERED", {})
     register_call("my_matmul", lambda call: MultiplyAdds(kind="matmul", flops=1, format="bf16"))
-    reckoned(folder, compiled, fleet)
+    reckoned(folder, compiled, fleet, NOTHING)
     assert kept(folder) == []
 
 

@@ -544,3 +544,10 @@ def test_a_script_that_loads_data_with_pytorch_and_trains_with_jax_runs(tmp_path
         script(tmp_path, "try:\n    import torch\nexcept ImportError:\n    pass\nfor _ in range(3):\n"
                          "    w, value = step(w, x)"), on="1xH100")  # fmt: skip
     assert made.name.endswith("train.py:step")
+
+
+def test_the_last_line_of_a_script_is_quoted_in_part(tmp_path):
+    command = script(tmp_path, "print('x' * 5_000_000)\nraise ValueError('y' * 5_000_000)")
+    with pytest.raises(mw.InputError, match=r"ValueError at .*yyy") as refused:
+        mw.weigh_script(command, on="8xCPU")
+    assert len(refused.value.message) < 15_000

@@ -142,9 +142,9 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(InputError, match="no config is named") as error:
         mw.train()
     assert "meshwright presets" in error.value.hint
-    with pytest.raises(InputError, match="no run to resume is named") as error:
+    with pytest.raises(InputError, match="nothing to resume: 'linear' is not the folder of a run") as error:
         mw.train("linear", resume=True)
-    assert "--folder" in error.value.hint
+    assert "runs/NAME --resume" in error.value.hint
     with pytest.raises(InputError, match=r"is not a run: config\.json cannot be read"):
         mw.train(folder=tmp_path, resume=True, on="1xCPU")
 
@@ -237,3 +237,13 @@ def test_checkpoints_that_exist_are_used_whatever_the_setting(run, tmp_path):
     again = mw.train(folder=folder, resume=True, on="1xCPU", steps=12, discard_steps=True)
     assert again.measurement.resumed_from == 8
     assert list(again.measurement.losses) == list(range(1, 13))
+
+
+def test_a_run_is_resumed_by_its_folder_alone(tmp_path):
+    mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run", overrides=["checkpoint.every_steps=2"])
+    resumed = mw.train(str(tmp_path / "run"), on="1xCPU", steps=4, resume=True)
+    assert resumed.folder == tmp_path / "run"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("finished after") == 2, "a log lies in the folder, and is continued"
+    assert "resumed: from the checkpoint of step 2" in log
+    assert (resumed.measurement.resumed_from, resumed.measurement.steps) == (2, 4)

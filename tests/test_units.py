@@ -141,3 +141,13 @@ def test_a_line_has_no_spaces_at_its_end():
 def test_a_row_of_another_length_is_a_mistake_of_ours():
     with pytest.raises((ValueError, IndexError)):
         aligned(("a", "b"), [("1",)])
+
+
+def test_the_ends_of_an_interval_have_one_unit():
+    assert [format_seconds(hours * 3600, like=2.1 * 86400) for hours in (44.9, 57.6)] == [
+        "1.87 days",
+        "2.40 days",
+    ]
+    assert format_seconds(2e-3, like=650e-6) == "2,000 us"
+    assert format_seconds(1e-3, like=1.0) == "0.001 s"
+    assert format_seconds(0, like=1.0) == "0.00 s"

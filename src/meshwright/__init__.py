@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
+    from .planned import FleetPlans as FleetPlans
+    from .planned import Plan as Plan
+    from .planned import Planned as Planned
     from .reconciliation import Calibrated as Calibrated
     from .results import Change as Change
-    from .results import FleetPlans as FleetPlans
-    from .results import Plan as Plan
-    from .results import Planned as Planned
     from .results import Run as Run
     from .results import Sweep as Sweep
     from .results import SweepRun as SweepRun

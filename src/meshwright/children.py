@@ -104,7 +104,7 @@ def from_child(path: Path, *, errors: str = "strict") -> str | None:
             raise spoiled(path.parent, "it was deleted") from None
         return None
     except OSError as refused:
-        raise spoiled(path, refused.strerror) from refused
+        raise spoiled(path, refused.strerror or str(refused)) from refused
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise spoiled(path, "it is not a file")

@@ -18,8 +18,9 @@ import stat
 import tomllib
 import zlib
 from collections import Counter
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 MEBIBYTE = 2**20
 MOST_JSON_BYTES = 100 * MEBIBYTE  # the index of a model with a million arrays has as many
@@ -48,7 +49,7 @@ def reason(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def open_file(path: Path | str) -> IO[bytes]:
+def open_file(path: Path | str) -> BufferedReader:
     """Open a regular file to read its bytes.
 
     Raises:
@@ -85,7 +86,7 @@ def read_bytes(path: Path | str, most: int) -> bytes:
         return _at_most(file, most, path)
 
 
-def _at_most(file: IO[bytes] | gzip.GzipFile, most: int, path: Path | str) -> bytes:
+def _at_most(file: BufferedReader | gzip.GzipFile, most: int, path: Path | str) -> bytes:
     content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -223,8 +224,7 @@ def within(folder: Path, name: object) -> Path:
     Traceback (most recent call last):
     ValueError: '../secret' is not the name of a file in its folder
     """
-    is_name = isinstance(name, str) and name and "\0" not in name
-    if not is_name or name.startswith("/") or ".." in name.split("/"):
+    if not isinstance(name, str) or "\0" in name or {"", ".."} & set(name.split("/")):
         raise ValueError(f"{str(name)[:100]!r} is not the name of a file in its folder")
     return folder / name
 

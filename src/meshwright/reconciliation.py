@@ -2,8 +2,8 @@
 
 Also hold the results of `calibrate`, and the history of errors.
 
-Pure: records in, a record out. Imports: `records`, `hardware`, `ledger`, `predict`. No jax, no clock. Used
-by: `measure` (for `Percentiles`), `training`, `report`, `api`, `cli`.
+Pure: records in, a record out. Imports: `records`, `units`, `hardware`, `ledger`, `predict`. No jax, no
+clock. Used by: `measure` (for `Percentiles`), `training`, `report`, `api`, `cli`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from meshwright.ledger import Ledger
 from meshwright.predict import Interval, Prediction
 from meshwright.records import EXACT, read_record
 from meshwright.shown import Shown
+from meshwright.units import format_bytes
 
 SCHEMA = 1
 STEP_SECONDS = "step seconds"  # the quantity of which every run has one
@@ -163,16 +164,22 @@ def _arguments(ledger: Ledger, measured: int | None, reasons: dict[str, str]) ->
 
 
 def _reserved_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
-    """Compare reserved bytes by the device's allocator, or by the whole process on a CPU, which has none."""
+    """Compare reserved bytes by the device's allocator, or say why not: a CPU's runtime has none.
+
+    The growth of the process is no measurement of them: the runtime's threads, data, evaluation and
+    checkpoints are in it.
+    """
     reserved, growth = ledger.memory.reserved_bytes, measurement.process_rss_growth_bytes
     if measurement.peak_bytes is not None:
         how = "peak of the runtime's allocator, evaluation included"
         return _row("reserved bytes per device", "bytes", reserved, measurement.peak_bytes, how, "")
     if growth is None:
         return "reserved bytes", measurement.not_measured.get("process_rss_growth_bytes", "")
-    how = "growth of the process's resident memory, all devices, data and evaluation included"
     total = reserved * measurement.num_devices
-    return _row("reserved bytes, all devices", "bytes", total, growth, how, "")
+    words = f"a {measurement.platform} runtime counts none. All devices reserve "
+    words += f"{format_bytes(total)} in the program"
+    also = "which is also data, evaluation, checkpoints and the runtime's own"
+    return "reserved bytes", f"{words}; the process grew by {format_bytes(growth)}, {also}"
 
 
 def _times(

@@ -11,31 +11,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import ledger, predict  # their names that reckon are imported on first use
 from .compiler import TARGET_COMPILER, Compiled
-from .config import Layout, RunConfig, Ticks, commented_toml, ticks_of
-from .errors import InputError
+from .config import Layout, RunConfig, Ticks, ticks_of
 from .hardware import Fleet, Link
 from .ledger import Ledger
-from .measure import calibration_for, measured_runs_for
+from .measure import KnownRates
 from .planning import HandSum, hand_sum
-from .predict import Interval, Prediction, RunTotal, whole_run
+from .predict import Prediction, RunTotal, whole_run
 from .predicted import Predicted
 from .reconciliation import Measurement, Reconciliation, Row
 from .shown import Shown, write_result
 from .torch_account import MeshAccount
-from .units import format_seconds
 
 WEIGHING_SCHEMA = 6
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
-PLAN_SCHEMA = 1
-STOPPED = "stopped by Ctrl-C"  # why a search ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +52,12 @@ class Weighing(Predicted):
     """One step weighed for one fleet: the program, its ledger, and its predicted time.
 
     `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
-    `no_prediction` then says why. `folder` holds the compiled program. `num_steps` is the length of the whole
-    run; None if neither the config nor the caller states it. `plan`: the command that searches other layouts;
-    None for one device, for a foreign program and where no time is predicted. `warnings`: why the figures may
-    not be of what was meant; they stand before the verdict. `idle_devices`: those of the named fleet that a
-    step without a mesh leaves idle; `fleet` is without them.
+    `no_prediction` then says why. `folder` holds the compiled program. `rates`: the measured ones that the
+    prediction is by. `num_steps` is the length of the whole run; None if neither the config nor the caller
+    states it. `plan`: the command that searches other layouts; None for one device, for a foreign program and
+    where no time is predicted. `warnings`: why the figures may not be of what was meant, printed before the
+    verdict. `idle_devices`: the devices of the named fleet that a step without a mesh leaves idle; `fleet` is
+    without them.
     """
 
     name: str
@@ -74,6 +70,7 @@ class Weighing(Predicted):
     ledger: Ledger
     prediction: Prediction | None
     no_prediction: str
+    rates: KnownRates = field(default_factory=KnownRates)
     num_steps: int | None = None
     plan: KnownPlan | None = None
     warnings: tuple[str, ...] = ()
@@ -102,11 +99,13 @@ class Weighing(Predicted):
     def trace(self) -> dict[str, Any]:
         """Return the predicted step of one device as Chrome trace events, in JSON's types.
 
+        It takes the time that is printed, also if other rates were measured since.
+
         Raises:
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
         executions = ledger.executions_in(self.folder, self.compiled)
-        known = calibration_for(self.fleet), measured_runs_for(self.fleet)
+        known = self.rates.calibration, self.rates.measured
         return predict.predicted_trace(executions, self.compiled, self.fleet, *known)
 
     def to_perfetto(self, path: str | Path) -> None:
@@ -387,248 +386,14 @@ class Changes(tuple[Change, ...], Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One candidate of a plan that was compiled, or that failed to be.
-
-    `settings`: everything but the layout in words. `overrides`: the changes to the run that make it this
-    candidate; for a function its layout and knobs. `room_bytes`: what its program may reserve; None where the
-    chip's memory is not known. `step_seconds`, `reserved_bytes` and `model_flops` are those of its compiled
-    program, None if it failed for the reason in `failed`. `estimated_...`: the closed form's, before any
-    correction; None for a function, which has none. `prediction`: of the compiled program.
-    """
-
-    layout: str
-    settings: str
-    overrides: dict[str, Any]
-    estimated_seconds: float | None
-    estimated_bytes: float | None
-    model_flops: int | None
-    reserved_bytes: int | None
-    room_bytes: int | None
-    prediction: Prediction | None
-    cached: bool
-    failed: str
-
-    @property
-    def step_seconds(self) -> Interval | None:
-        """Predicted seconds of a step; None if none is predicted."""
-        return None if self.prediction is None else self.prediction.step_seconds
-
-    @property
-    def fits(self) -> bool | None:
-        """True if the program reserves no more than its room; None if it failed or the room is not known."""
-        if self.reserved_bytes is None or self.room_bytes is None:
-            return None
-        return self.reserved_bytes <= self.room_bytes
-
-    @property
-    def words(self) -> str:
-        """Layout and settings: "fsdp=8, microbatch 1, remat full"."""
-        return ", ".join(filter(None, (self.layout, self.settings)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the candidate in JSON's types."""
-        return {**dataclasses.asdict(self), "fits": self.fits}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan(Shown):
-    """The layouts and settings of one run on one fleet that were compiled, and the best of them.
-
-    `config`: the run; or "package.module:function", whose meshes and knobs these are.
-    `num_layouts`: ways to divide the devices over the axes. `num_considered`: legal candidates, all with an
-    estimate. `removed`: what was left out, by rule. `num_open`: candidates that neither a bound removed nor
-    anyone compiled. `candidates`: compiled or failed, in that order of time; the last may be an earlier one
-    without its loop over layers. `best`: the weighing of the fastest that fits. `ended`: why the search
-    ended. `price`: where the price of a device-hour comes from, if it was not given. `suggestions`: where
-    nothing fits, changes after which one does. `smaller`: smaller fleets, if asked for, each with why not.
-    """
-
-    config: RunConfig | str
-    fleet: Fleet
-    num_layouts: int
-    num_considered: int
-    removed: dict[str, int]
-    num_open: int
-    candidates: tuple[Planned, ...]
-    best: Weighing | None
-    ended: str
-    seconds: float
-    price: str = ""
-    suggestions: tuple[Change, ...] = ()
-    smaller: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
-
-    @property
-    def name(self) -> str:
-        """Name of the run, or of the function."""
-        return self.config if isinstance(self.config, str) else self.config.name
-
-    @property
-    def line(self) -> str:
-        """The run, the fleet, and the fastest candidate that fits with its time."""
-        best = self.winner
-        seconds = None if best is None else best.step_seconds
-        found = "nothing fits" if best is None else f"best {best.words}"
-        time = "" if seconds is None else f", step {format_seconds(seconds.expected)}"
-        return f"{self.name} on {self.fleet.name}: {found}{time}"
-
-    @property
-    def price_per_step(self) -> float | None:
-        """Price of one step of the best on the whole fleet; None without a price or if nothing fits."""
-        winner, price = self.winner, self.fleet.price_per_device_hour
-        if winner is None or winner.step_seconds is None or price is None:
-            return None
-        return winner.step_seconds.expected / 3600 * self.fleet.num_devices * price
-
-    @property
-    def interrupted(self) -> bool:
-        """Tell whether Ctrl-C ended the search."""
-        return self.ended == STOPPED
-
-    @property
-    def ranked(self) -> tuple[Planned, ...]:
-        """Candidates by predicted seconds: those that fit, then those that do not, then the failed ones."""
-
-        def place(candidate: Planned) -> tuple[int, float]:
-            seconds = candidate.step_seconds
-            if candidate.failed or seconds is None:
-                return 2, 0.0
-            return int(candidate.fits is False), seconds.expected
-
-        return tuple(sorted(self.candidates, key=place))
-
-    @property
-    def fitting(self) -> tuple[Planned, ...]:
-        """Compiled candidates that fit, or whose chip's memory is not known, the fastest first."""
-        return tuple(c for c in self.ranked if c.step_seconds is not None and c.fits is not False)
-
-    @property
-    def winner(self) -> Planned | None:
-        """The fastest candidate that fits; None if none does."""
-        return next(iter(self.fitting), None)
-
-    @property
-    def front(self) -> tuple[Planned, ...]:
-        """Candidates than which no other is both faster and smaller, the fastest first; they need not fit."""
-        front: list[Planned] = []
-        least: float = math.inf
-        timed = [
-            (seconds.expected, size, place)
-            for place, each in enumerate(self.candidates)
-            if (seconds := each.step_seconds) is not None and (size := each.reserved_bytes) is not None
-        ]
-        for _, size, place in sorted(timed):
-            if size < least:
-                least = size
-                front.append(self.candidates[place])
-        return tuple(front)
-
-    def is_tie(self, candidate: Planned) -> bool:
-        """Return whether a candidate's interval overlaps that of the winner."""
-        winner = self.winner
-        if winner is None or winner.step_seconds is None or candidate.step_seconds is None:
-            return False
-        low, high = candidate.step_seconds.low, winner.step_seconds.high
-        return candidate is not winner and (low is None or high is None or low <= high)
-
-    def to_toml(self) -> str:
-        """Return the run with the winner's layout and settings, as a file that `train` runs.
-
-        Raises:
-            InputError: nothing fits, or the plan is of a function.
-        """
-        if isinstance(self.config, str):
-            raise InputError(
-                f"{self.config} is not a configuration that `train` could run",
-                hint="make the mesh of the best in your own script, and pass the function its knobs",
-            )
-        if self.best is None or self.best.config is None:
-            raise InputError(
-                f"no candidate of {self.name} fits {self.fleet.name}", hint="plan for more devices"
-            )
-        about = f"Planned by meshwright for {self.fleet.name}: {self.ended}."
-        return commented_toml(self.best.config, about=about)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --json` prints; docs/planning.md explains its fields."""
-        winner = self.winner
-        return {
-            "schema": PLAN_SCHEMA,
-            "config": self.name,
-            "fleet": self.fleet.name,
-            "num_layouts": self.num_layouts,
-            "num_considered": self.num_considered,
-            "removed": self.removed,
-            "num_open": self.num_open,
-            "num_compiled": sum(not candidate.failed for candidate in self.candidates),
-            "num_failed": sum(bool(candidate.failed) for candidate in self.candidates),
-            "ended": self.ended,
-            "seconds": self.seconds,
-            "price": self.price,
-            "price_per_step": self.price_per_step,
-            "best": None if winner is None else winner.to_dict(),
-            "weighing": None if self.best is None else self.best.to_dict(),
-            "candidates": [candidate.to_dict() for candidate in self.ranked],
-            "front": [str(candidate.layout) for candidate in self.front],
-            "suggestions": [change.to_dict() for change in self.suggestions],
-            "smaller": self.smaller,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FleetPlans(Shown):
-    """Plans of the same run for several fleets.
-
-    `refused`: fleets for which no plan could be made, each with the reason.
-    """
-
-    plans: tuple[Plan, ...]
-    refused: dict[str, str]
-
-    @property
-    def ranked(self) -> tuple[Plan, ...]:
-        """Plans by the seconds of their best step, the fastest first; then those where nothing fits."""
-
-        def seconds(plan: Plan) -> float:
-            if plan.winner is None or plan.winner.step_seconds is None:
-                return math.inf
-            return plan.winner.step_seconds.expected
-
-        return tuple(sorted(self.plans, key=seconds))
-
-    @property
-    def fastest(self) -> Plan | None:
-        """Plan with the shortest step; None if nothing fits on any fleet."""
-        return next((plan for plan in self.ranked if plan.winner is not None), None)
-
-    @property
-    def cheapest(self) -> Plan | None:
-        """Plan with the lowest price of a step; None if no fleet on which something fits has a price."""
-        priced = [plan for plan in self.ranked if plan.price_per_step is not None]
-        return min(priced, key=lambda plan: plan.price_per_step or 0.0, default=None)
-
-    @property
-    def interrupted(self) -> bool:
-        """Tell whether Ctrl-C ended the search."""
-        return any(plan.interrupted for plan in self.plans)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --fleets --json` prints; docs/planning.md explains its fields."""
-        fastest, cheapest = self.fastest, self.cheapest
-        return {
-            "schema": PLAN_SCHEMA,
-            "fastest": None if fastest is None else fastest.fleet.name,
-            "cheapest": None if cheapest is None else cheapest.fleet.name,
-            "refused": self.refused,
-            "plans": [plan.to_dict() for plan in self.ranked],
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """The event that a weighing, or the preparation of a run, began a phase: "tracing", "compiling"."""
+    """The event that a weighing, or the preparation of a run, began a phase: "tracing", "compiling".
+
+    `of`: what is prepared.
+    """
 
     name: str
+    of: str = "weighing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -645,22 +410,6 @@ class SweepRunStarted:
     number: int
     total: int
     values: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanProgress:
-    """The event that a planner's search moved on.
-
-    `best`: the fastest candidate that fits so far. `running`: what is being compiled now, in words.
-    """
-
-    num_considered: int
-    num_compiled: int
-    num_failed: int
-    best: Planned | None
-    running: tuple[str, ...]
-    seconds: float
-    budget_seconds: float
 
 
 def ignore(event: object) -> None:

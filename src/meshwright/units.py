@@ -67,13 +67,23 @@ def format_rate(value: float, unit: str) -> str:
     return f"{digits} {_SI[power]}{unit}"
 
 
-def format_seconds(seconds: float) -> str:
-    """Format a duration in a fitting unit: "842 ms", "1.73 s", "12.4 min", "3.20 h", "77.1 days"."""
-    for size, unit, below in _TIMES:
-        if abs(seconds) < below * 0.9995:
-            return f"{_three_digits(seconds / size)} {unit}"
-    days = seconds / 86400
-    return f"{days:,.0f} days" if abs(days) >= 999.5 else f"{_three_digits(days)} days"
+def format_seconds(seconds: float, like: float | None = None) -> str:
+    """Format a duration in a fitting unit: "842 ms", "1.73 s", "12.4 min", "3.20 h", "77.1 days".
+
+    Args:
+        like: a duration whose unit is used, as for the ends of its interval.
+
+    >>> format_seconds(161_640, like=181_440)
+    '1.87 days'
+    """
+    fitting = abs(seconds if like is None else like)
+    size, unit = next(
+        ((size, unit) for size, unit, below in _TIMES if fitting < below * 0.9995), (86400, "days")
+    )
+    amount = seconds / size
+    if abs(amount) >= 999.5:
+        return f"{amount:,.0f} {unit}"
+    return f"{amount:.2g} {unit}" if 0 < abs(amount) < 0.0995 else f"{_three_digits(amount)} {unit}"
 
 
 def parse_count(text: str) -> int:

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from meshwright.cli._app import app
+from tests import commands
 
 VERBS = ["weigh", "train", "sample", "export", "account", "probe", "presets", "fleets", "formats", "doctor"]
 VERBS += ["init", "sweep"]
@@ -224,3 +225,14 @@ def test_training_prints_no_traceback_where_no_platform_is_named(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_rates_are_measured_says_so(tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))  # no rates are kept there
+    monkeypatch.setattr("meshwright.measure._calibration.subprocess.run", stop)
+    done = commands.run("weigh", "linear", "--on", "1xCPU")
+    assert done.status == 130
+    assert "stopped while this machine's rates were measured" in done.talk

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from meshwright.cli._progress import LogEvery, RunLog, bar_state, resuming
+from meshwright.cli._progress import resuming
 from meshwright.errors import InputError
+from meshwright.run_lines import LogEvery, RunLog, bar_state
 from meshwright.training import (
     CheckpointSaved,
     EpochDone,
@@ -128,7 +130,7 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed():
 @pytest.mark.parametrize(("every", "printed"), [("4", [1, 4, 8, 9]), ("30s", [1, 4, 7, 9]), ("1h", [1, 9])])
 def test_steps_are_printed_as_often_as_asked(capsys, every: str, printed: list[int]):
     clock = iter(range(0, 1000, 10))  # ten seconds a step
-    log = RunLog(LogEvery.parse(every), now=lambda: next(clock))
+    log = RunLog(LogEvery.parse(every), lambda line: sys.stderr.write(f"{line}\n"), now=lambda: next(clock))
     rates = {"gradient_norm": 1.0, "learning_rate": 0.1, "tokens_per_second": 1234.0, "seconds_left": 90.0}
     for step in range(1, 10):
         log.event(StepDone(step=step, steps=9, loss=1.0, **rates))

@@ -188,7 +188,8 @@ def weigh_by(results, what="cruncher", **others):
     return mw.weigh(what, on="1xH100", overrides={"autotune_results": str(results), **others})
 
 
-def test_a_step_is_compiled_with_the_kernels_of_a_file(results_with):
+def test_a_step_is_compiled_with_the_kernels_of_a_file(results_with, tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     plain = mw.weigh("cruncher", on="1xH100")
     wide, cublas = results_with("wide.txtpb", TRITON.format(32)), results_with("cublas.txtpb", CUBLAS)
     tiled, called = weigh_by(wide), weigh_by(cublas)

@@ -87,6 +87,7 @@ def program_of(function):
     return jax.jit(function).lower(jnp.ones((4, 4))).compile().as_text()
 
 
+@pytest.mark.program
 def test_the_same_program_from_other_lines_of_source_has_the_same_fingerprint():
     def first(x):
         return jnp.sin(x) @ x
@@ -101,6 +102,7 @@ def test_the_same_program_from_other_lines_of_source_has_the_same_fingerprint():
     assert fingerprint_of(texts[0]) == fingerprint_of(texts[1])
 
 
+@pytest.mark.program
 def test_another_program_has_another_fingerprint():
     assert fingerprint_of(program_of(lambda x: x @ x)) != fingerprint_of(program_of(lambda x: x @ x.T))
     assert fingerprint_of(program_of(lambda x: x + 1)) != fingerprint_of(program_of(lambda x: x + 2))

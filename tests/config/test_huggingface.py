@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from meshwright.config import load_config
+from meshwright.config import load_config, text_reading
 from meshwright.errors import InputError
 
 # Sizes as published with the models, and the parameters that their pages count.
@@ -176,8 +176,8 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_in_the_file(changes, word
     [
         ({"model_type": "opt"}, "meshwright weigh model.py:build"),
         (
-            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
-            "write text_config, a",
+            {"model_type": "llava", "text_config": {"model_type": "opt"}},
+            "meshwright weigh model.py:build",
         ),
         ({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64}, 'add its "model_type": "qwen2"'),
     ],
@@ -186,6 +186,19 @@ def test_a_file_of_no_known_family_is_refused_with_what_to_do(tree, hint, folder
     with pytest.raises(InputError) as refused:
         load_config(folder_of(tree))
     assert hint in refused.value.hint
+
+
+def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(folder_of):
+    text = {"hidden_size": 64, "intermediate_size": 128, "model_type": "gemma3_text", "num_hidden_layers": 2,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    vision = {"hidden_size": 32, "model_type": "siglip_vision_model", "num_hidden_layers": 2}
+    tree = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "mm_tokens_per_image": 256,
+            "text_config": text, "vision_config": vision, "torch_dtype": "bfloat16"}  # fmt: skip
+    both, alone = folder_of(tree), folder_of(text, "alone")
+    assert load_config(both).name.endswith("-text")
+    assert load_config(both).model == load_config(alone).model
+    assert "reads more than text; its text part, a gemma3_text, is taken" in text_reading(both)
+    assert text_reading(alone) == text_reading("llama3-8b") == ""
 
 
 def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):

@@ -310,3 +310,9 @@ def test_everything_wrong_is_said_at_once():
         "model.num_layerz: did you mean 'num_layers'?; optimizer.kind: did you mean 'adam'?; "
         "batch.sequences: set it to at least 1"
     )
+
+
+@pytest.mark.parametrize("name", ["9" * 100_000, "9x" * 40_000, "1." * 4000, "llama/" * 2000])
+def test_a_name_that_the_system_does_not_take_is_refused_in_words(name):
+    with pytest.raises(InputError, match=r"no preset"):
+        load_config(name)

@@ -318,7 +318,6 @@ def test_paths_without_files_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("more", "message", "hint"),
     [
-        (["data.dtype=none"], "data.dtype is missing, and files of data.format = 'raw'", '"uint16"'),
         (
             ["data.format=megatron", "data.dtype=int32"],
             "data.dtype = 'int32' has no effect: the files of data.format = 'megatron'",
@@ -327,8 +326,30 @@ def test_paths_without_files_are_refused(tmp_path: Path):
         (["data.format=webdataset"], 'data.format = "webdataset"', "raw"),
     ],
 )
-def test_a_type_is_given_where_the_files_do_not_say_it(more: list[str], message: str, hint: str):
+def test_a_type_that_the_files_say_is_not_given(more: list[str], message: str, hint: str):
     with pytest.raises(InputError) as caught:
         config_of(Path("a.bin"), "raw", *more)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("form", ["raw", "datatrove"])
+def test_a_type_that_nothing_says_is_asked_for(tmp_path: Path, form: str):
+    path = tmp_path / {"raw": "a.bin", "datatrove": "a.ds"}[form]
+    np.arange(600, dtype="<u4").tofile(path)
+    with pytest.raises(
+        InputError, match=r"data.dtype is missing, and no a\.(bin.json|ds.metadata)"
+    ) as caught:
+        opened(path, form, "data.dtype=none")
+    assert '"uint32"' in caught.value.hint
+    if form == "datatrove":
+        (tmp_path / "a.ds.metadata").write_text("gpt2|4")
+        assert len(all_tokens(opened(path, form, "data.dtype=none"))) == 600
+
+
+@pytest.mark.parametrize("name", ["*" * 3000, "*" * 200 + "x", "a**b", "x" * 3000, "a\0b*"])
+def test_a_name_or_pattern_that_the_system_does_not_take_is_refused(tmp_path: Path, name: str):
+    message = refused(tmp_path / name, "datatrove").message
+    assert any(
+        words in message for words in ("names no files", "no file matches", "no token file", "not a path")
+    )

@@ -242,3 +242,62 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path, model):
     path = written(tmp_path, {"messages": TALKS})
     with pytest.raises(InputError, match="names no eos_token, which ends an answer"):
         open_data(config_for(path, model(eos_token=None)))
+
+
+ENDLESS = {
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "of processor time",
+    "{{ 9999999999**9999999 > 1 }}": "of processor time",
+    "{{ 'a' * 10**11 }}": "of memory",
+    "{{ 'a'|center(10**10) }}": "of memory",
+    "{{ 'a' * 2 * 10**7 }}": "writes more than 16,777,216 characters",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "calls itself without end",
+    "{{ 1/0 }}": "ZeroDivisionError",
+    "{{ 'x'.encode('y') }}": "LookupError",
+    "{{ messages|dictsort }}": "AttributeError",
+    "{% break %}": "SyntaxError",
+    "{{ '\\ud800' }}": "half of a pair",
+    "": "writes nothing for its answers",
+}
+
+
+@pytest.mark.parametrize(("template", "words"), ENDLESS.items())
+def test_a_template_has_limits_and_fails_in_words(template, words, tmp_path, model, monkeypatch):
+    monkeypatch.setattr("meshwright.data._templates.CPU_SECONDS", 0.4)
+    path = written(tmp_path, {"messages": TALKS})
+    with pytest.raises(InputError, match=words):
+        open_data(config_for(path, model(template)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"chat_template": [5]}, "5 is no object with a name and a template"),
+        ({"chat_template": {"a": 1}}, "chat_template = .* is not text"),
+        ({"chat_template": [{"name": "default"}]}, "messages need a chat template"),
+        ({"eos_token": 5}, "names no eos_token"),
+        ({"eos_token": {"content": None}}, "names no eos_token"),
+        ("[" * 100_000, "nested 100000 levels deep"),
+        ("[]", "it is not an object"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_in_words(settings, words, tmp_path, model):
+    folder = model(**(settings if isinstance(settings, dict) else {}))
+    if isinstance(settings, str):
+        (folder / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(InputError, match=words):
+        open_data(config_for(written(tmp_path, {"messages": TALKS}), folder))
+
+
+def test_a_tokenizer_that_panics_or_lacks_a_token_is_refused_in_words(tmp_path, model, capfd):
+    folder = model()
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    panics = {**tree, "normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}
+    (folder / "tokenizer.json").write_text(json.dumps(panics))
+    path = written(tmp_path, {"messages": TALKS})
+    with pytest.raises(InputError, match="is not a tokenizer: Precompiled"):
+        open_data(config_for(path, folder))
+    assert capfd.readouterr().err == "", "Rust prints its panics"
+    lacks = {"type": "WordLevel", "vocab": {"<|start|>": 0, "<|stop|>": 1}, "unk_token": "[UNK]"}
+    (folder / "tokenizer.json").write_text(json.dumps({**tree, "model": lacks}))
+    with pytest.raises(InputError, match=r"the tokenizer tokenizer\.json fails: .*\[UNK\]"):
+        open_data(config_for(path, folder))

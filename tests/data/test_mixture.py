@@ -163,9 +163,11 @@ ONE = '[[source]]\npath = "a.bin"\ndtype = "uint16"\nweight = 1\n'
         (ONE.replace("= 1", "= 0"), "source 1: weight = 0 is no number above 0", "leave the source out"),
         (ONE.replace("= 1", "= -0.5"), "source 1: weight = -0.5 is no number above 0", "leave"),
         (ONE.replace("= 1", "= inf"), "source 1: weight = inf is no number above 0", "leave"),
+        (ONE.replace("= 1", "= 1e308"), "source 1: weight = 1e+308 is no number above 0", "leave"),
+        (ONE.replace("= 1", "= " + "9" * 401), "is no number above 0 and up to 1e+18", "leave"),
+        (ONE.replace("a.bin", "a\\u0000"), "is no path: embedded null byte", "name a file"),
         (ONE.replace("= 1", "= true"), "source 1: weight = True is no number", "leave"),
         (ONE.replace('path = "a.bin"', ""), "source 1: path is missing", "name a file"),
-        (ONE.replace('dtype = "uint16"', ""), "source 1: dtype is missing", "correct this source's table"),
         (ONE.replace("uint16", "int8"), "source 1: dtype", "correct this source's table"),
         (ONE + 'format = "webdataset"', "source 1: format", "correct this source's table"),
         (ONE + ONE, "a.bin is named twice", "sum of the weights"),
@@ -216,3 +218,10 @@ def test_a_token_outside_the_vocabulary_names_its_source(tmp_path: Path):
     path = make(tmp_path, SIZES, WEIGHTS)
     with pytest.raises(InputError, match=r"books\.bin holds token 4"):
         [opened(path, "model.vocab_size=4000").batch(step, "train") for step in range(20)]
+
+
+def test_a_source_without_a_type_that_nothing_says_is_refused(tmp_path: Path):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "a.bin")
+    (tmp_path / "mixture.toml").write_text(ONE.replace('dtype = "uint16"', ""))
+    with pytest.raises(InputError, match=r"data\.dtype is missing, and no a\.bin\.json"):
+        opened(tmp_path / "mixture.toml")

@@ -122,3 +122,12 @@ def test_without_pyarrow_the_words_say_what_to_install(tmp_path: Path, monkeypat
     with pytest.raises(InputError, match="needs the package pyarrow") as caught:
         documents(tmp_path / "a.parquet")
     assert how_to_install("parquet") in caught.value.hint
+
+
+def test_a_column_named_twice_is_refused(tmp_path: Path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    table = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: 2 columns are called 'text'"):
+        documents(tmp_path / "a.parquet")

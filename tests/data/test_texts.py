@@ -189,3 +189,43 @@ def test_without_the_package_one_sentence_says_what_to_install(
     with pytest.raises(InputError, match="needs the package tokenizers, which is not installed") as caught:
         open_tokenizer(str(tmp_path / "t.json"))
     assert how_to_install("tokenizers") in caught.value.hint
+
+
+def test_a_long_text_of_bytes_is_read_in_blocks_of_whole_characters(tmp_path: Path, monkeypatch):
+    text = "aé\u2028\U0001f600" * 50
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
+    for block_bytes in (4, 5, 7, 64):
+        monkeypatch.setattr("meshwright.data._texts._BLOCK_BYTES", block_bytes)
+        fragments = list(fragments_in(piece, "text", ByteTokenizer()))
+        assert "".join(part for part, _ in fragments) == text
+        assert [is_end for _, is_end in fragments] == [False] * (len(fragments) - 1) + [True]
+    (tmp_path / "a.txt").write_bytes(text.encode()[:-1])
+    (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
+    with pytest.raises(InputError, match=r"byte 496 \(0xf0\) is not UTF-8"):
+        list(fragments_in(piece, "text", ByteTokenizer()))
+
+
+@pytest.mark.parametrize("kind", ["bytes and words", "words", "one word"])
+def test_a_long_text_is_divided_where_its_ids_are_those_of_the_whole(tmp_path: Path, monkeypatch, kind: str):
+    """SentencePiece's way puts a space in front of each text, so that none can be divided."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
+    pre = tokenizers.pre_tokenizers
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    made.pre_tokenizer = {
+        "bytes and words": pre.ByteLevel(add_prefix_space=False), "words": pre.Whitespace(),
+        "one word": pre.Metaspace(split=False),
+    }[kind]  # fmt: skip
+    text = "".join(f"one, twö  three\n\n{number} four's\tfive " for number in range(400))
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["?"], show_progress=False)
+    made.train_from_iterator([text], trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
+    opened = open_tokenizer(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("meshwright.data._texts._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("meshwright.data._texts._CONTEXT", 40)
+    fragments = [part for part, _ in fragments_in(piece, "text", opened)]
+    assert "".join(fragments) == text
+    assert (len(fragments) > 10) == (kind != "one word")
+    assert np.array_equal(np.concatenate(opened.encode(fragments)), opened.encode([text])[0])

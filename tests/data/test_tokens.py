@@ -345,6 +345,15 @@ def test_bytes_are_shown_as_text_without_the_ends_of_documents(tmp_path: Path):
             "no document has an end",
             "make the tokens with --end-of-document",
         ),
+        (
+            [],
+            {"dtype": "nope"},
+            "a.bin.json: dtype = 'nope' is no type of token ids",
+            "uint16, int32, uint32",
+        ),
+        ([], {"dtype": "("}, "a.bin.json: dtype = '(' is no type of token ids", "uint16, int32, uint32"),
+        ([], {"num_tokens": 10**200}, "a.bin.json: num_tokens = 1000000000", "make the tokens again"),
+        ([], {"vocab_size": -5}, "a.bin.json: vocab_size = -5 cannot be", "make the tokens again"),
         ([], {"schema": 2}, "has schema 2, and this release reads 1", "remove a.bin.json"),
     ],
 )

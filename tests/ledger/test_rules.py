@@ -404,6 +404,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_classes_together_are_what_xlas_cost_analysis_says(name):
     executed, said = counted(*PROGRAMS[name])
@@ -413,6 +414,7 @@ def test_all_classes_together_are_what_xlas_cost_analysis_says(name):
     assert set(executed.elementwise) <= set(CLASSES)
 
 
+@pytest.mark.program
 def test_a_softmax_counts_as_by_hand():
     executed, _ = counted(jax.nn.softmax, X)
     # A maximum and a sum over each row; x - max, exp, division; the row's maximum once more beside -inf.
@@ -422,16 +424,19 @@ def test_a_softmax_counts_as_by_hand():
     assert executed.total == 0
 
 
+@pytest.mark.program
 def test_a_selection_is_a_comparison_and_its_result():
     executed, _ = counted(lambda x: jnp.where(x > 0, x, 2 * x), X)
     assert executed.elementwise == {"comparison": 2 * WHOLE, "arithmetic": WHOLE}
 
 
+@pytest.mark.program
 def test_integers_have_a_class_of_their_own():
     executed, _ = counted(lambda x: (x * 3) ^ 5, array(ROWS, dtype=jnp.int32))
     assert executed.elementwise == {"integer": 2 * ROWS}
 
 
+@pytest.mark.program
 def test_a_loop_counts_as_often_as_it_runs():
     def once(x, _):
         return jnp.tanh(x) * 2, None

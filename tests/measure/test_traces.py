@@ -186,3 +186,62 @@ def test_what_is_no_trace_is_refused_in_words(tmp_path, kineto):
     with pytest.raises(InputError, match=r"holds no file that ends in .xplane.pb"):
         list(xplane_events(tmp_path / "empty"))
     assert not is_xplane(kineto())
+
+
+WRONG = {
+    "args": (None, "args = None is not an object"),
+    "name": (5, "name = 5 is not text"),
+    "ts": ("soon", "ts = 'soon' is no number of microseconds"),
+    "dur": (1e308, "takes 1e[+]302 s, which cannot be"),
+    "ph": ([], r"ph = \[\] is not text"),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "words"), [(field, *wrong) for field, wrong in WRONG.items()])
+def test_a_field_of_another_kind_is_named_with_its_event(field, value, words, kineto):
+    path = kineto()
+    events = json.loads(path.read_text())["traceEvents"]
+    events[3][field] = value
+    path.write_text(json.dumps(events))
+    with pytest.raises(InputError, match=rf"trace\.json: event 3.*{words}"):
+        kineto_step(path)
+
+
+@pytest.mark.parametrize("field", ["name", "ts", "dur"])
+def test_a_kernel_without_a_field_is_named(field, kineto):
+    path = kineto()
+    events = json.loads(path.read_text())["traceEvents"]
+    del events[3][field]
+    path.write_text(json.dumps(events))
+    with pytest.raises(InputError, match=rf"event 3.* {'without a name' if field == 'name' else field}"):
+        kineto_step(path)
+
+
+@pytest.mark.parametrize("dur", [-1, float("nan"), float("inf"), True, 10**400, 1e14])
+def test_a_duration_that_cannot_be_is_refused(dur, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([kernel("gemm", 0, dur)]))
+    with pytest.raises(InputError, match=r"cannot be|no number of microseconds|has 401 digits"):
+        kineto_step(path)
+
+
+def test_events_that_lie_an_age_apart_and_kernels_without_time_are_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([kernel("gemm", 0, 5), kernel("gemm", 2**63, 5)]))
+    with pytest.raises(InputError, match=r"events lie 9.22e\+12 s apart, which cannot be"):
+        kineto_step(path)
+    path.write_text(json.dumps([kernel("gemm", 0, 0), kernel("gemm", 5, 0)]))
+    with pytest.raises(InputError, match="each of its 2 GPU kernels takes no time"):
+        kineto_step(path)
+    apart = [event("dot.1", begin, 2, run=run) for run, begin in (("1", 0), ("1", 1e12))]
+    with pytest.raises(InputError, match="s apart, which cannot be"):
+        traced_step(apart, CLASSES, OTHERS, ())
+
+
+def test_a_long_name_takes_no_longer_than_its_letters(tmp_path):
+    """With `nccl.*AllGather` this name took half a minute: a search from each of its beginnings."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([kernel("nccl" * 250_000, 0, 5), kernel("ncclDevKernel_SendRecv(x)", 5, 5)]))
+    step = kineto_step(path)
+    assert step.seconds_by_class == pytest.approx({"memory-bound": 5e-6, "all-to-all": 5e-6})
+    assert max(map(len, step.unmatched)) <= 200

@@ -17,11 +17,12 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
+from meshwright.planned import Plan, Planned
 from meshwright.planning import settings_words
 from meshwright.predict import Help, Interval, Prediction, Slice
 from meshwright.reconciliation import Measurement, Percentiles
 from meshwright.report import renderable
-from meshwright.results import Plan, Planned, Weighing
+from meshwright.results import Weighing
 
 GIB = 2**30
 NO_CHANGES: dict[str, Any] = {}
@@ -290,7 +291,8 @@ def plan(weighing: Callable[..., Weighing], program_folder: Path) -> Plan:
             "estimated_seconds": 60.0 - place,
             "estimated_bytes": gib * GIB,
             "reserved_bytes": round(gib * GIB),
-            "room_bytes": 78 * GIB,
+            "allowance_bytes": 2 * GIB,
+            "usable_bytes": 80 * GIB,
             "prediction": prediction,
             "cached": False,
             "failed": "",
@@ -298,7 +300,7 @@ def plan(weighing: Callable[..., Weighing], program_folder: Path) -> Plan:
         return Planned(**{**fields, **changes})
 
     sizes = (48, 52, 40, 61.5, 33, 70, 36, 20, 44, 97)
-    failed = candidate(10, 0, reserved_bytes=None, room_bytes=None, prediction=None, failed="the worker died")
+    failed = candidate(10, 0, reserved_bytes=None, prediction=None, failed="the worker died")
     assert best.config is not None
     return Plan(
         config=best.config,

@@ -15,6 +15,8 @@ from meshwright.reconciliation import Reconciliation, Row
 from meshwright.report import page_of, write_report, write_sweep
 from meshwright.report._costs import FLOP_CONVENTION
 from meshwright.report._facts import read_run
+from meshwright.report._model import Document
+from meshwright.report._render import page as html_of
 from meshwright.results import Change, Changes, Sweep, SweepRun
 
 pytestmark = pytest.mark.once
@@ -167,6 +169,11 @@ def test_without_usable_memory_there_is_no_verdict_and_the_reason(run: Path):
     )
 
 
+def test_a_run_on_simulated_devices_opens_with_its_curve(run: Path):
+    text = text_with(run, memory={"usable_bytes": None}, fleet={"name": "1xCPU", "chip": "CPU"})
+    assert text.index("Loss") < text.index("Predicted time of one step") < text.index("NO VERDICT")
+
+
 def test_an_unknown_chip_memory_is_no_verdict_either(run: Path):
     assert "the catalog does not know" in text_with(run, memory={"usable_bytes": None})
 
@@ -315,8 +322,8 @@ def test_the_time_of_a_step_and_its_timeline_come_first(run: Path):
 def test_the_time_of_a_step_the_run_and_its_cost_are_the_first_figures(weighing):
     text = Page(page_of(weighing(num_steps=3750, price=1.8))).text
     assert "55.0 s predicted step, between 44.0 s and 66.0 s" in text
-    assert "2.39 days 15B tokens in 3,750 steps, between 45.8 h and 2.86 days" in text
-    assert "825 cost (660 to 990): 458 device-hours (367 to 550) at 1.80" in text
+    assert "2.39 days 15B tokens in 3,750 steps, between 1.91 days and 2.86 days" in text
+    assert "825 cost in your currency (660 to 990): 458 device-hours (367 to 550) at 1.80" in text
     assert "The whole run: 15B tokens in 3,750 steps take 2.39 days" in text
     assert text.index("55.0 s") < text.index("Predicted time of one step")
 
@@ -477,3 +484,9 @@ def test_a_sweep_without_a_finished_run_has_no_picture(tmp_path):
     page = write_sweep(sweep).read_text()
     assert "<svg" not in page
     assert "Not finished" in page
+
+
+def test_a_long_word_takes_no_longer_than_its_letters():
+    """Searching a file's name from each letter of this one took minutes."""
+    document = Document(title="", facts="x" * 10**6, sections=())
+    assert "x" * 10**6 in html_of(document)

@@ -75,14 +75,14 @@ function sort(frame) {
   const rows = () => [...page.querySelectorAll("table.sorts tbody tr")].map(texts);
   const heads = [...page.querySelectorAll("table.sorts th")];
   const head = (name) => heads.find((cell) => cell.textContent === name);
-  for (const name of ["reserved", "layout"]) {
+  for (const name of ["memory", "layout"]) {
     head(name)?.click();
     found[name] = { rows: rows(), marked: head(name)?.getAttribute("aria-sort") };
   }
   const enter = new frame.contentWindow.KeyboardEvent("keydown", { key: "Enter", bubbles: true });
-  head("reserved")?.click();
-  head("reserved")?.dispatchEvent(enter);
-  found.again = { rows: rows(), marked: head("reserved")?.getAttribute("aria-sort") };
+  head("memory")?.click();
+  head("memory")?.dispatchEvent(enter);
+  found.again = { rows: rows(), marked: head("memory")?.getAttribute("aria-sort") };
   return found;
 }
 
@@ -201,15 +201,15 @@ def test_a_table_is_sorted_by_what_is_clicked_and_by_the_keyboard(page, found, p
         assert found["wide"]["buttons"] == 0
         return
     assert found["wide"]["buttons"] == 8
-    sizes = {f"{c.reserved_bytes / 2**30:.1f} GiB": c.reserved_bytes for c in plan.candidates if not c.failed}
+    sizes = {f"{c.needed_bytes / 2**30:.1f} GiB": c.needed_bytes for c in plan.candidates if not c.failed}
     rows = {name: [row[5] for row in each["rows"]] for name, each in found["sorted"].items()}
     by_size = sorted(sizes, key=lambda words: sizes[words])
-    assert [words for words in rows["reserved"] if words != "-"] == by_size
+    assert [words for words in rows["memory"] if words != "-"] == by_size
     assert [words for words in rows["again"] if words != "-"] == by_size[::-1]
     layouts = [row[0] for row in found["sorted"]["layout"]["rows"]]
     assert layouts == sorted(layouts)
     marked = {name: each["marked"] for name, each in found["sorted"].items()}
-    assert marked == {"reserved": "ascending", "layout": "ascending", "again": "descending"}
+    assert marked == {"memory": "ascending", "layout": "ascending", "again": "descending"}
 
 
 def test_each_dot_says_what_it_is_when_pointed_at(page, found, frame, plan):

@@ -145,11 +145,14 @@ def test_an_interval_says_its_ends_and_why_it_is_wide_or_lacks_one(
 
 
 def test_the_whole_run_and_its_cost_are_printed_where_they_are_known(weighing, text):
-    run = "RUN: 15B tokens in 3,750 steps take 2.39 days (between 45.8 h and 2.86 days)"
+    run = "RUN: 15B tokens in 3,750 steps take 2.39 days (between 1.91 days and 2.86 days)"
     rows = text(weighing(num_steps=3750)).splitlines()
     assert rows[3:5] == [run, "COST: 458 device-hours (367 to 550)"]
     priced = text(weighing(num_steps=3750, price=1.8)).splitlines()
-    assert priced[3:5] == [run, "COST: 825 (660 to 990): 458 device-hours (367 to 550) at 1.80"]
+    assert priced[3:5] == [
+        run,
+        "COST: 825 in your currency (660 to 990): 458 device-hours (367 to 550) at 1.80",
+    ]
     assert not any("COST" in line or "RUN" in line for line in text(weighing()).splitlines())
     assert run in text(weighing(num_steps=3750), verbose=True)
 
@@ -207,7 +210,19 @@ def test_a_run_of_seconds_has_no_device_hours_unless_they_have_a_price(weighing,
     seconds = dataclasses.replace(weighing().prediction.step_seconds, expected=5.0)
     short = {"num_steps": 1, "prediction": {"step_seconds": seconds}}
     assert "COST" not in text(weighing(**short))
-    assert "COST: 0.02 (" in text(weighing(**short, price=1.8))
+    assert "COST: 0.02 in your currency (" in text(weighing(**short, price=1.8))
+
+
+def test_figures_are_whole_on_a_narrow_terminal(weighing):
+    for columns in (60, 50):
+        written = io.StringIO()
+        for verbose in (False, True):
+            screen = renderable(weighing(), verbose=verbose)
+            Console(file=written, width=columns, color_system=None, highlight=False).print(screen)
+        lines = written.getvalue().splitlines()
+        assert "…" not in written.getvalue()
+        assert max(map(len, lines)) <= columns
+        assert any(re.search(r"saved\s.*36.0 GiB +45.0 %", line) for line in lines)
 
 
 def test_the_rows_of_the_memory_bar_begin_where_the_one_above_ends(weighing, text):

@@ -11,6 +11,7 @@ import pytest
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.config._load import variants
 from meshwright.data import open_data
+from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
@@ -260,6 +261,14 @@ ELSEWHERE = {
     "data.line.noise": "is of the points that a batch holds",
     "data.python-stdlib.source": "chooses what the step's batches hold",
     "data.python-stdlib.held_out_fraction": "says which files training does not see",
+    "data.text.source": "chooses what the step's batches hold",
+    "data.text.path": "says whose text it is: tests/data/test_own.py",
+    "data.text.tokenizer": "says how it becomes tokens: tests/data/test_own.py",
+    "data.text.text_key": "says which text of a line is read: tests/data/test_own.py",
+    "data.text.order": "chooses what the step's batches hold",
+    "data.text.documents": "adds segments to the batch: tests/data/test_own.py",
+    "data.text.end_of_document": "says where the batch's segments end: tests/data/test_own.py",
+    "data.text.held_out_fraction": "says how much of the text's tail training does not see",
     "data.tokens.source": "chooses what the step's batches hold",
     "data.tokens.path": "says whose tokens they are",
     "data.tokens.dtype": "says how the file's bytes are read",
@@ -378,7 +387,8 @@ def test_data_changes_the_batches(tmp_path):
     tokens = ("data.source=tokens", "data.dtype=uint32", f"data.path={tmp_path / 'one.bin'}")
     assert differ(batch_of("data.source=synthetic"), batch_of("data.source=python-stdlib"), batch_of(*tokens))
     assert differ(batch_of(*tokens), batch_of(*tokens, f"data.path={tmp_path / 'two.bin'}"))
-    assert differ(batch_of(*tokens), batch_of(*tokens, "data.dtype=uint16"))
+    with pytest.raises(InputError, match="every second id is 0"):
+        batch_of(*tokens, "data.dtype=uint16")
     for source in (("data.source=python-stdlib",), tokens):
         fractions = ((), ("data.held_out_fraction=0.2",))
         assert differ(*(batch_of(*source, *more, split="held-out") for more in fractions))
@@ -401,6 +411,7 @@ def test_evaluation_and_steps_change_what_training_does(tmp_path):
         fleet, layout, folder = Fleet.parse("1xCPU"), Layout.parse("data=1"), RunFolder(tmp_path / name)
         devices, steps = devices_of(fleet, layout), config.steps
         known = {"config": config, "fleet": fleet, "layout": layout, "devices": devices, "folder": folder}
+        known |= {"dataset": open_data(config)}
         with closing(folder):
             folder.make()
             return run_training(RunRequest(**known, steps=steps))[0]

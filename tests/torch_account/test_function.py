@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.torch_account import account_function
+from meshwright.torch_account import account_function, answer_apart
 
 ROOT = Path(__file__).parents[2]
 MAKERS = """
@@ -163,3 +164,19 @@ def test_a_device_that_is_not_there_is_told_in_words(made):
     with pytest.raises(InputError, match=r"makers_of_modules:on_cuda\(\) failed at .*CUDA") as raised:
         made("on_cuda")
     assert raised.value.hint == "there is no CUDA device here: leave the device out"
+
+
+def test_a_function_that_never_ends_is_ended_in_words(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(10**6)\ndef build(): pass\n")
+    request = {"function": "waits:build", "knobs": {}, "search_path": [str(tmp_path)]}
+    with pytest.raises(
+        InputError, match=r"waits:build was not done after 2 s \((importing|calling|starting)"
+    ):
+        answer_apart(
+            "meshwright.torch_program._apart",
+            json.dumps(request).encode(),
+            "waits:build",
+            lambda phase: None,
+            time_limit_seconds=2.0,
+        )

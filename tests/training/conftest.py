@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
+from meshwright.data import open_data
 from meshwright.hardware import Fleet
 from meshwright.reconciliation import Measurement
 from meshwright.training import Event, RunFolder, RunRequest, _run, devices_of, run_training
@@ -54,6 +55,7 @@ def _request(
     mesh, held = Layout.parse(layout).resolve(on.num_devices), RunFolder(folder, resume=resume)
     folder.mkdir(exist_ok=True)
     known = {"config": config, "fleet": on, "layout": mesh, "devices": devices_of(on, mesh), "folder": held}
+    more = {"dataset": open_data(config), **more}
     return RunRequest(**known, steps=steps or config.steps, **more)
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from meshwright.config import RunConfig, load_config
 
+pytestmark = pytest.mark.quick
+
 PROGRAMS = ("step", "init", "evaluate", "sample")
 SMALL = ["model.num_layers=1", "batch.sequence_length=32", "evaluation.batches=1"]
 COMPILED: list[str] = []  # names of what this process has compiled, or loaded

@@ -1,3 +1,7 @@
+import statistics
+
+import pytest
+
 from meshwright.training import (
     CheckpointSaved,
     Evaluated,
@@ -9,6 +13,8 @@ from meshwright.training import (
     StepDone,
 )
 from meshwright.training._interface import PhaseClock
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_run_tells_what_happens_in_order(one_device):
@@ -26,6 +32,8 @@ def test_events_carry_what_the_measurement_keeps(one_device):
     evaluated = [event for event in events if isinstance(event, Evaluated)]
     assert {event.step: event.held_out_loss for event in evaluated} == measurement.held_out_losses
     assert steps[-1].seconds_left == 0
+    timed = [measurement.tokens_per_step / each.tokens_per_second for each in steps[2:6]]
+    assert steps[5].seconds_left >= 0.999 * statistics.fmean(timed), "of the steps so far, with their waits"
     assert all(event.steps == 7 for event in steps)
     started = events[0]
     assert isinstance(started, Started)

@@ -15,6 +15,8 @@ from meshwright.training import RunFolder
 from meshwright.training._interface import PhaseClock
 from meshwright.training._interruptions import Agreement, Watchdog, stop_at_once
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_run_that_goes_on_is_left_alone(tmp_path):
     ended: list[int] = []

@@ -20,6 +20,8 @@ from meshwright.training._programs import compile_programs
 from meshwright.training._recording import Recorder, RunWriter, metrics_of
 from meshwright.training._run_folder import about_of
 
+pytestmark = pytest.mark.quick
+
 DATA = Layout.parse("data=1")
 LINEAR = load_config(
     "linear", ["evaluation.every_steps=4", "evaluation.batches=3", "checkpoint.every_steps=3"]

@@ -30,6 +30,8 @@ from meshwright.training._recording import (
 )
 from meshwright.training._run_folder import Writes
 
+pytestmark = pytest.mark.quick
+
 
 def opened(folder: Path, *, keep_to: int = -1) -> closing[RunWriter]:
     return closing(RunWriter(RunFolder(folder), keep_to=keep_to))

@@ -14,6 +14,8 @@ from meshwright.training import Noticed, StepFlops, _run
 from meshwright.training._loop import Loop
 from meshwright.training._recording import memory_in_use, metrics_of
 
+pytestmark = pytest.mark.quick
+
 LINEAR = load_config("linear")
 
 

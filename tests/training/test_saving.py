@@ -11,6 +11,8 @@ from meshwright.training._interface import PhaseClock
 from meshwright.training._loop import Saving
 from tests.launch.test_peers import each as each_of
 
+pytestmark = pytest.mark.quick
+
 STATE = {"parameters": {"w": jnp.arange(4.0)}}
 
 

@@ -8,35 +8,46 @@ Used by: `_plan`, `_plan_module`.
 
 from __future__ import annotations
 
+import contextvars
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psutil
 
-from ..compiler import is_compiled
+from ..compiler import compiling_until, is_compiled
 from ..config import Layout, RunConfig, TransformerModel, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
+from ..planned import STOPPED, Plan, Planned, PlanProgress
 from ..planning import Candidates, FunctionSpace, Search, SearchOutcome, settings_words
-from ..results import STOPPED, Plan, Planned, PlanProgress, Weighing, ignore
+from ..results import Weighing, ignore
 from ._requests import request_of
 from ._weigh import resolved, weigh_resolved
 
 BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
 PROGRESS_SECONDS = 0.5
+GRACE_SECONDS = 10.0  # for a compilation that is cut off to end, or for the account of one that just ended
+CUT_OFF = "cut off: the budget was spent"
 SECONDS_OF_A_LAYER = 0.6  # to compile it in a program without a loop; two cores, llama3-8b and 70b
 MOST_RESERVED = 0.5  # of the budget, for such a program
+LEAST_GRACE_SECONDS = 60.0  # beyond a small budget, for the first compilations to end
 MOST_LOOKED_UP = 200  # candidates that are looked for in the cache before any is compiled
 
 
 def usual_workers() -> int:
     """Return the compilations that run side by side: as many as the machine has cores and memory for."""
     return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // BYTES_PER_WORKER))
+
+
+def end_of(started: float, budget_seconds: float) -> float:
+    """Return when a plan has its answer at the latest: compilations that then still run are cut off."""
+    return started + budget_seconds + max(budget_seconds, LEAST_GRACE_SECONDS)
 
 
 class CandidatePrograms(Protocol):
@@ -221,7 +232,8 @@ class CandidateRunner:
     `illegal`: by rule, what was left out before. `stops_at_first_fit`: nothing is begun after a candidate
     fits. `too_large`: the rule that removes a candidate by its bound of memory. `planned`: the candidates
     that were compiled or failed, by row; `unrolled`: those of them that were compiled once more, without
-    their loop over layers. `best`: the fastest that fits.
+    their loop over layers. `best`: the fastest that fits. `ends`: when what still runs is cut off, by
+    `time.monotonic`. `of`: what is searched for, where that is not the plan itself.
     """
 
     programs: CandidatePrograms
@@ -232,7 +244,9 @@ class CandidateRunner:
     illegal: Mapping[str, int]
     budget_seconds: float
     started: float
+    ends: float
     on_event: Callable[[PlanProgress], None] = ignore
+    of: str = ""
     stops_at_first_fit: bool = False
     too_large: str = "state and block inputs alone do not fit"
     planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
@@ -241,21 +255,40 @@ class CandidateRunner:
     running: dict[Future[Weighing], int] = field(default_factory=dict[Future[Weighing], int])
 
     def search_until_done(self, num_workers: int) -> str:
-        """Compile until the budget is spent, nothing promises a saving, or Ctrl-C. Return which."""
-        pool = ThreadPoolExecutor(num_workers)
+        """Compile until the budget is spent, nothing promises a saving, or Ctrl-C. Return which.
+
+        What still runs when `ends` has come is cut off, and counts as failed.
+        """
+        pool, is_left = ThreadPoolExecutor(num_workers), threading.Event()
         try:
-            while True:
-                ended = self._begin(pool, num_workers)
-                if not self.running:
-                    return ended
-                self._tell()
-                done, _ = wait(self.running, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
-                for future in done:
-                    self._finish(self.running.pop(future), future)
+            with compiling_until(lambda: is_left.is_set() or time.monotonic() > self.ends):
+                while True:
+                    ended = self._begin(pool, num_workers)
+                    if not self.running:
+                        return ended
+                    self._tell()
+                    done, _ = wait(self.running, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        self._finish(self.running.pop(future), future)
+                    if self.running and time.monotonic() > self.ends + GRACE_SECONDS:
+                        return self._cut_off()
         except KeyboardInterrupt:
             return STOPPED
         finally:
+            is_left.set()
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _cut_off(self) -> str:
+        """Give up what still runs: a compilation that was cut off and has not ended, or an account of one."""
+        for row in self.running.values():
+            self.planned[row] = self._planned(row, None, CUT_OFF)
+            self.search.finish(row, SearchOutcome(seconds=None, reserved_bytes=None))
+        self.running.clear()
+        return self._spent
+
+    @property
+    def _spent(self) -> str:
+        return f"the budget of {self.budget_seconds:g} s is spent"
 
     def _begin(self, pool: ThreadPoolExecutor, num_workers: int) -> str:
         """Begin compilations while workers are free. Return why no more would begin."""
@@ -264,11 +297,14 @@ class CandidateRunner:
                 return "a candidate fits"
             spent = time.monotonic() - self.started >= self.budget_seconds - self._reserved_seconds
             if spent and self.search.num_begun >= num_workers and not self.search.has_preferred:
-                return f"the budget of {self.budget_seconds:g} s is spent"
+                return self._spent
+            if time.monotonic() > self.ends:
+                return self._spent
             row = self.search.next()
             if row is None:
                 return "no other candidate promises a saving"
-            self.running[pool.submit(self.programs.weigh, row)] = row
+            here = contextvars.copy_context()  # in it compilations are cut off
+            self.running[pool.submit(here.run, self.programs.weigh, row)] = row
         return ""
 
     @property
@@ -286,11 +322,13 @@ class CandidateRunner:
         rows = dict.fromkeys(row for row in (self.search.best, own) if row is not None)
         for row in rows if self._reserved_seconds else ():
             overrides = self.programs.unrolled(row)
-            if overrides is None:
+            if overrides is None or time.monotonic() > self.ends:
                 continue
             weighing, failed = None, ""
+            self._tell("the best without its loop over layers")
             try:
-                weighing = self.programs.weigh_with(overrides)
+                with compiling_until(lambda: time.monotonic() > self.ends):
+                    weighing = self.programs.weigh_with(overrides)
             except MeshwrightError as error:
                 failed = error.message
             made = self._planned(row, weighing, failed, overrides)
@@ -301,14 +339,16 @@ class CandidateRunner:
                     self.best = weighing
                 return
 
-    def begin_with(self, own: int | None) -> None:
-        """Let the search begin with the run as it stands, then what an earlier call compiled, the best first.
+    def begin_with(self, own: int | None, simplest: Sequence[int]) -> None:
+        """Let the search begin with the run as it stands, the simplest, and what an earlier call compiled.
 
-        So no plan is slower than what the user has.
+        So no plan is slower than what the user has, or than what a person would try first. The last are the
+        most promising that the cache has, the best first: they cost no compilation.
         """
         promising = self.search.most_promising(MOST_LOOKED_UP)
         cached = [row for row in promising if self.programs.is_cached(row)]
-        self.search.prefer(dict.fromkeys([*([] if own is None else [own]), *cached]))
+        first: list[int] = [*([] if own is None else [own]), *simplest, *cached]
+        self.search.prefer(dict.fromkeys(first), uncounted=set(simplest) - {own})
 
     def _finish(self, row: int, future: Future[Weighing]) -> None:
         """Record a compiled candidate, or why it could not be compiled."""
@@ -341,9 +381,6 @@ class CandidateRunner:
         """Return what is kept of a candidate. `overrides`: where its program has others than the search's."""
         estimates = self.search.estimates
         memory = None if weighing is None else weighing.ledger.memory
-        room = None
-        if memory is not None and memory.usable_bytes is not None:
-            room = memory.usable_bytes - memory.allowance_bytes
         return Planned(
             layout=str(self.programs.layout(row)),
             settings=self.programs.words(row) if overrides is None else settings_words(overrides),
@@ -352,7 +389,8 @@ class CandidateRunner:
             estimated_bytes=float(estimates.memory[row]) if self._is_run else None,
             model_flops=None if weighing is None else weighing.ledger.flops.model,
             reserved_bytes=None if memory is None else memory.reserved_bytes,
-            room_bytes=room,
+            allowance_bytes=None if memory is None else memory.allowance_bytes,
+            usable_bytes=None if memory is None else memory.usable_bytes,
             prediction=None if weighing is None else weighing.prediction,
             cached=weighing is not None and weighing.cached,
             failed=failed,
@@ -362,7 +400,8 @@ class CandidateRunner:
     def _is_run(self) -> bool:
         return isinstance(self.programs.config, RunConfig)
 
-    def _tell(self) -> None:
+    def _tell(self, *others: str) -> None:
+        """Report how far the search is, and what is being compiled."""
         best = self.search.best
         running = (
             f"{self.programs.layout(row)} {self.programs.words(row)}".strip() for row in self.running.values()
@@ -373,9 +412,10 @@ class CandidateRunner:
                 num_compiled=sum(not each.failed for each in self.planned.values()),
                 num_failed=sum(bool(each.failed) for each in self.planned.values()),
                 best=None if best is None else self.planned[best],
-                running=tuple(running),
+                running=(*running, *others),
                 seconds=time.monotonic() - self.started,
                 budget_seconds=self.budget_seconds,
+                of=self.of,
             )
         )
 

@@ -22,7 +22,7 @@ from ..errors import InputError, MeshwrightError
 from ..files import parsed_json
 from ..hardware import Fleet
 from ..measure import measured_runs_for
-from ..results import Plan
+from ..planned import Plan
 
 SEARCHED = (
     *("layout", "layer_loop", "remat", "zero1", "offload", "pipeline", "pipeline_chunks"),
@@ -102,7 +102,8 @@ def _file(run: RunConfig, fleet: Fleet) -> Path:
     """Return the file for a run without what is searched, on a fleet with its figures and measured steps."""
     fields = run.model_dump(mode="json")
     batch = {key: value for key, value in fields["batch"].items() if key != "microbatch_sequences"}
-    kept = {key: value for key, value in fields.items() if key not in SEARCHED} | {"batch": batch}
+    left_out = (*SEARCHED, "steps", "schedule")  # of the whole run: one step is the same
+    kept = {key: value for key, value in fields.items() if key not in left_out} | {"batch": batch}
     measured = measured_runs_for(fleet)
     parts = [json.dumps(kept, sort_keys=True), repr((fleet.name, fleet.chip)), ",".join(AXES)]
     parts += [] if measured is None else [measured.to_json()]

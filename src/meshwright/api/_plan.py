@@ -9,6 +9,7 @@ Imports: `_candidates`, `_weigh`, `planning`. Used by: `cli`, and users as `mw.p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -25,6 +26,7 @@ from ..errors import InputError
 from ..hardware import Fleet, list_price
 from ..ledger import allowance, usable_bytes
 from ..measure import calibration_for, measured_runs_for
+from ..planned import STOPPED, FleetPlans, Plan, PlanProgress
 from ..planning import (
     FUNCTION_PRIORS,
     Search,
@@ -35,15 +37,17 @@ from ..planning import (
     knobs_of_run,
     parsed_knobs,
     room_of,
+    simplest_rows,
     smaller_fleets,
     space_of,
     values_by_knob,
 )
-from ..predict import checked_price, machine_of, steps_for
-from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, ignore
+from ..predict import checked_price, machine_of
+from ..results import Change, ignore
 from ..torch_account import is_torch_module
-from ._candidates import CandidateRunner, FunctionPrograms, RunPrograms, usual_workers
+from ._candidates import CandidateRunner, FunctionPrograms, RunPrograms, end_of, usual_workers
 from ._known_plans import remember
+from ._planned_run import changes_for_tokens
 from ._requests import request_of
 from ._torch import is_torch_function
 from ._weigh import config_of_run, fleet_of, knobs_of, totals_of
@@ -95,8 +99,8 @@ def plan(
             mean the same. "rest" in `fix` keeps every knob that is not named as it is in the config.
         overrides: {"section.key": value}, or a sequence of "section.key=value"; with `as_` the arguments of
             the function.
-        budget_seconds: no candidate is begun after this time but the first ones; those that run then are
-            finished.
+        budget_seconds: no candidate is begun after this time but the first ones. What still runs after twice
+            the time, or a minute later if that is longer, is cut off.
         smallest_fleet: plan for the smallest fleet of that chip, up to `on`, on which a candidate fits.
         tokens, price_per_device_hour: of the whole run, as for `weigh`. Without a price the catalog's list
             price is used, with its provider and date; if it has none, no cost is given.
@@ -116,6 +120,7 @@ def plan(
     (True, True)
     """
     fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    started = time.monotonic()
     asked = _Asked(
         config=config,
         overrides=overrides,
@@ -125,7 +130,8 @@ def plan(
         price=price_per_device_hour,
         num_workers=num_workers or usual_workers(),
         on_event=on_event,
-        started=time.monotonic(),
+        started=started,
+        ends=end_of(started, budget_seconds),
         budget_seconds=budget_seconds,
         as_=as_,
         module={"args": args, "kwargs": kwargs, "optimizer": optimizer, "loss": loss, "autocast": autocast},
@@ -195,7 +201,10 @@ def plan_fleets(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """Hold what a caller of `plan` asks for, without the fleet. `started`: by `time.monotonic`."""
+    """Hold what a caller of `plan` asks for, without the fleet.
+
+    `started`, and `ends`, when all that runs is cut off: by `time.monotonic`.
+    """
 
     config: Any
     overrides: Overrides
@@ -206,6 +215,7 @@ class _Asked:
     num_workers: int
     on_event: Callable[[PlanProgress], None]
     started: float
+    ends: float
     budget_seconds: float
     as_: str | None
     module: Mapping[str, Any]
@@ -256,26 +266,26 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
     if run is None:
         plan_of = _plan_of_function if asked.as_ is None else _plan_of_module
         return dataclasses.replace(plan_of(asked, fleet), price=price)
+    of_tokens, notes = changes_for_tokens(run, asked.tokens)
     if run.batch.sequences_per_replica is not None:
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
     knobs = _knobs(run, fleet, asked)
-    num_steps = run.steps if asked.tokens is None else steps_for(asked.tokens, run.batch.tokens_per_step)
     space = _legal_space(run, fleet, knobs)
-    runner = _runner_of(run, fleet, space, num_steps, asked)
+    runner = _runner_of(run, fleet, space, of_tokens.get("steps", run.steps), asked)
     if least_hope and runner.search.probability_of_fitting().max() < least_hope:
         return runner.plan("no candidate is likely to fit")
     own = _own_row(run, fleet, space)
-    runner.begin_with(own)
+    runner.begin_with(own, simplest_rows(space.candidates, fleet, runner.search.promise()))
     ended = runner.search_until_done(asked.num_workers)
     if ended != STOPPED:
         try:
             runner.unroll_best(own)
         except KeyboardInterrupt:
             ended = STOPPED
-    made = dataclasses.replace(runner.plan(ended), price=price)
+    made = dataclasses.replace(runner.plan(ended), price=price, of_tokens=of_tokens, notes=notes)
     if made.winner is not None:
         remember(made)
-    elif not made.interrupted and not least_hope:
+    elif runner.planned and not made.interrupted and not least_hope:
         found = _what_would_fit(run, fleet, knobs, asked)
         made = dataclasses.replace(made, suggestions=found, seconds=time.monotonic() - asked.started)
     return made
@@ -333,6 +343,7 @@ def _runner_of(
         illegal=space.illegal,
         budget_seconds=asked.budget_seconds,
         started=asked.started,
+        ends=asked.ends,
         on_event=asked.on_event,
     )
 
@@ -367,6 +378,7 @@ def _plan_of_function(asked: _Asked, fleet: Fleet) -> Plan:
         illegal={},
         budget_seconds=asked.budget_seconds,
         started=asked.started,
+        ends=asked.ends,
         on_event=asked.on_event,
     )
     return runner.plan(runner.search_until_done(asked.num_workers))
@@ -448,7 +460,8 @@ def _what_would_fit(
 ) -> tuple[Change, ...]:
     """Return the first knob that need not be fixed, and the smallest larger fleet, with which something fits.
 
-    Each is compiled, and fits. Fleets are doubled, up to `MOST_DOUBLINGS` times.
+    Each is compiled, and fits. Fleets are doubled, up to `MOST_DOUBLINGS` times. All that is tried takes what
+    is left of the plan's time, and no longer; Ctrl-C ends it too.
     """
     released = [
         (f"--fix {name}=... left out", fleet, {k: v for k, v in knobs.items() if k != name}) for name in knobs
@@ -458,9 +471,10 @@ def _what_would_fit(
         (f"--on {each.name}", dataclasses.replace(each, chip=fleet.chip), knobs) for each in larger if each
     ]
     found: list[Change] = []
-    for options in (released, grown):
-        tried = (_first_fit(run, *option, asked) for option in options)
-        found += [change for change in itertools.islice(filter(None, tried), 1)]
+    with contextlib.suppress(KeyboardInterrupt):
+        for options in (released, grown):
+            tried = (_first_fit(run, *option, asked) for option in options)
+            found += [change for change in itertools.islice(filter(None, tried), 1)]
     return tuple(found)
 
 
@@ -468,15 +482,20 @@ def _first_fit(
     run: RunConfig, arguments: str, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]], asked: _Asked
 ) -> Change | None:
     """Return a change of fleet or knobs with a compiled candidate that fits; None if none is found."""
-    asked = dataclasses.replace(asked, started=time.monotonic(), on_event=ignore)
+    now = time.monotonic()
+    asked = dataclasses.replace(
+        asked, started=now, budget_seconds=min(asked.budget_seconds, asked.ends - now)
+    )
     try:
         runner = _runner_of(run, fleet, _legal_space(run, fleet, knobs), None, asked)
     except InputError:  # no candidate is legal there
         return None
     if runner.search.probability_of_fitting().max() < LEAST_HOPE:
         return None
-    runner.stops_at_first_fit = True
-    best = runner.plan(runner.search_until_done(asked.num_workers)).winner
+    runner.stops_at_first_fit, runner.of = True, f"what fits with {arguments}"
+    best = runner.plan(ended := runner.search_until_done(asked.num_workers)).winner
+    if ended == STOPPED:
+        raise KeyboardInterrupt
     if best is None or best.step_seconds is None:
         return None
     return Change(

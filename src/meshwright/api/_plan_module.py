@@ -21,9 +21,10 @@ from ..config import Layout
 from ..errors import InputError, nearest_name
 from ..hardware import Fleet
 from ..ledger import allowance, usable_bytes
+from ..planned import Plan, PlanProgress
 from ..planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
-from ..results import Plan, PlanProgress, Weighing, ignore
-from ._candidates import CandidateRunner, ForeignPrograms
+from ..results import Weighing, ignore
+from ._candidates import CandidateRunner, ForeignPrograms, end_of
 from ._requests import request_of
 from ._torch_program import LOOP, UNROLLED, NamedProgram, module_program, module_step, weigh_module_program
 from ._weigh import RunFacts
@@ -121,6 +122,7 @@ def plan_module(
             hint="fix fewer sizes",
         )
     programs = ModulePrograms(module=module, fleet=fleet, space=space, known=known)
+    now = time.monotonic()
     runner = CandidateRunner(
         programs=programs,
         fleet=fleet,
@@ -129,7 +131,8 @@ def plan_module(
         num_considered=len(space),
         illegal={},
         budget_seconds=budget_seconds,
-        started=time.monotonic(),
+        started=now,
+        ends=end_of(now, budget_seconds),
         on_event=on_event,
         too_large="parameters and optimizer state alone do not fit",
     )

@@ -19,9 +19,9 @@ from typing import Any
 
 from ..compiler import Compiled, digest_of_sources, installed_versions, keep_beside, kept_beside
 from ..errors import InputError
-from ..hardware import Calibration, Fleet, MeasuredRuns
+from ..hardware import Fleet
 from ..ledger import Ledger
-from ..measure import calibration_for, cautions, measured_runs_for
+from ..measure import KnownRates, cautions
 from ..predict import Prediction
 from ..records import EXACT, read_record
 
@@ -39,6 +39,9 @@ SOURCES = (
 SOURCES += ("api/_reckoned.py",)
 
 
+_Rates = tuple[KnownRates, tuple[str, ...]]  # and the doubts about them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reckoned:
     """The account of a program and its predicted time; without one, `no_prediction` says why."""
@@ -49,28 +52,19 @@ class Reckoned:
     no_prediction: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rates:
-    """Hold the measured rates of a fleet's chip, and the doubts about them."""
-
-    calibration: Calibration | None
-    measured: MeasuredRuns | None
-    doubts: tuple[str, ...]
-
-
-def reckoned(folder: Path, compiled: Compiled, fleet: Fleet) -> Reckoned:
+def reckoned(folder: Path, compiled: Compiled, fleet: Fleet, known: KnownRates) -> Reckoned:
     """Return the ledger and the prediction of a compiled program on a fleet.
 
     Args:
         folder: of the program in the cache of compiled programs.
         compiled: the record in that folder, perhaps with other tokens per step.
+        known: the measured rates of the fleet's chip.
 
     Raises:
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
-    calibration = calibration_for(fleet)
-    doubts = () if calibration is None else cautions(calibration)
-    rates = _Rates(calibration=calibration, measured=measured_runs_for(fleet), doubts=doubts)
+    doubts = () if known.calibration is None else cautions(known.calibration)
+    rates = known, doubts
     if _has_own_rules():
         return _reckon(folder, compiled, fleet, rates)
     key = _key(folder, compiled, fleet, rates)
@@ -90,14 +84,15 @@ def _read(text: str) -> Reckoned:
 
 
 def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Reckoned:
+    known, doubts = rates
     from ..ledger import executions_in, ledger_of  # half of what a command imports, and not needed to read
     from ..predict import predict
 
     executions = executions_in(folder, compiled)
     ledger = ledger_of(folder, compiled, fleet, executions)
-    measured: dict[str, Any] = {"cautions": rates.doubts, "measured": rates.measured}
+    measured: dict[str, Any] = {"cautions": doubts, "measured": known.measured}
     try:
-        made = predict(executions, ledger, compiled, fleet, rates.calibration, **measured)
+        made = predict(executions, ledger, compiled, fleet, known.calibration, **measured)
         return Reckoned(ledger=ledger, prediction=made, no_prediction="")
     except InputError as unknown:
         return Reckoned(ledger=ledger, prediction=None, no_prediction=f"{unknown.message}; {unknown.hint}")
@@ -119,6 +114,12 @@ def _all_of(record: Any) -> str:
 
 def _key(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> str:
     """Return a digest of all that the figures depend on; the manifest has the digest of each of the texts."""
+    known, doubts = rates
     around = json.dumps([digest_of_sources(SOURCES), installed_versions()])
-    parts = [(folder / "manifest.json").read_text(), *map(_all_of, (compiled, fleet, rates)), around]
+    parts = [
+        (folder / "manifest.json").read_text(),
+        *map(_all_of, (compiled, fleet, known)),
+        repr(doubts),
+        around,
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Overrides, RunConfig, trainable
+from ..config import Overrides, RunConfig, holds_nothing, trainable
 from ..errors import DeviceMemoryError, InputError, MeshwrightError
 from ..extras import check_installed
 from ..measure import doubt_calibration, measured_runs_for
@@ -23,16 +23,19 @@ from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
 from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
+from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
-from ._weigh import config_to_run, fleet_of, resolved, weigh_resolved
+from ._run_log import FolderLog
+from ._weigh import fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
     from ..config import Layout
     from ..hardware import Fleet
     from ..launch import Alone, Facts
-    from ..training import Event, RunFolder, RunRequest, StepFlops
+    from ..training import Event, FirstWeights, RunFolder, RunRequest, StepFlops
 
-REPORT = "report.html"
+REPORT, METRICS = "report.html", "metrics.jsonl"
+NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
 PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
 FIRST_PAGE_SECONDS = 5.0  # of steps before the first page: a run of seconds has only its last one
@@ -45,6 +48,7 @@ def train(
     on: str = "local",
     layout: str | None = None,
     overrides: Overrides = (),
+    data: str | Path | None = None,
     steps: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -64,8 +68,11 @@ def train(
     written.
 
     Args:
-        config: as for `weigh`; a resumed run uses its own config by default.
+        config: as for `weigh`; a resumed run uses its own by default, and its folder may be named here.
         on: the attached devices ("local") or simulated ones ("8xCPU").
+        data: what to train on: a text, `.jsonl` or `.parquet` file, token files, or a folder of one of these.
+            Texts are tokenized first, and their tokens kept in the cache. Settings of the section `data` in
+            `overrides` go before what is found. By default the config's own data.
         steps: of the whole run; the config's own by default.
         folder: for the run's files; runs/NAME-TIME by default. The report is report.html in it.
         resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
@@ -92,27 +99,29 @@ def train(
     from ..launch import agreed, processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    config = str(begin_from) if config is None and begin_from is not None else config
-    asked = partial(_run_to_train, config, overrides, layout, folder, resume, steps, profile)
+    config, folder = named_run(config, folder, resume)
+    given = config, data, overrides, layout, begin_from, steps, folder, resume, profile
+    asked = partial(_run_to_train, *given)
     call = {"on": on, "folder": folder, "resume": resume, "discard_steps": discard_steps, "steps": steps}
     peers = processes_of_this_run()
-    run, agreement = agreed(peers, "run", asked, lambda run: _facts_of(run, call, begin_from))
-    name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
+    (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
+    path = Path(peers.from_first("run folder", lambda: str(folder or folder_for(run))))
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
+        on_event = log = FolderLog(held, on_event)
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
         from ..training import FirstWeights, check_resumed_state, devices_of
 
         first = None if begin_from is None else FirstWeights(Path(begin_from), run)
-        fleet = fleet_of(on)
-        run, mesh = resolved(run, fleet)
+        run, mesh = resolved(run, fleet := fleet_of(on))
         devices = devices_of(fleet, mesh)
+        dataset = opened_data(peers, run, on_event)
+        _say_of_data(notes, on_event)
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.make()
-        num_steps = _num_steps(run, steps)
-        times_kernels = _times_kernels(peers, run, fleet)
+        log.begin()
+        num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
         weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
         request = RunRequest(
             config=run,
@@ -120,14 +129,11 @@ def train(
             layout=mesh,
             devices=devices,
             folder=held,
+            dataset=dataset,
             steps=num_steps,
             flops=_step_flops(weighing),
             about={"ledger": weighing.ledger.to_dict(), **({"agreement": agreement} if agreement else {})},
-            documents={
-                "config.json": run.model_dump_json(indent=1),
-                "weighing.json": json.dumps(weighing.to_dict(), indent=1),
-                **({} if first is None else {"base.json": first.base.as_json()}),
-            },
+            documents=_documents(run, weighing, first),
             on_event=_listener(weighing, on_event),
             first_weights=first,
             profile=None if profile is None else Path(profile),
@@ -139,16 +145,24 @@ def train(
 
 def _run_to_train(
     config: str | RunConfig | None,
+    data: str | Path | None,
     overrides: Overrides,
     layout: str | None,
+    begin_from: str | Path | None,
+    steps: int | None,
     folder: Path | None,
     resume: bool,
-    steps: int | None,
     profile: str | Path | None,
-) -> RunConfig:
-    """Return the config to train, with a number of steps; refuse a call that cannot be carried out."""
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the config to train with its steps and data, and what was decided about the data, in words.
+
+    Raises:
+        InputError: the call cannot be carried out.
+    """
     _check_request(steps, profile)
-    return trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+    named = _config_to_train(begin_from if config is None else config, folder, resume)
+    run, notes = config_with_data("train", named, data, overrides, layout, begin_from)
+    return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
 
 
 def _facts_of(run: RunConfig, call: dict[str, Any], begin_from: str | Path | None) -> Facts:
@@ -183,37 +197,67 @@ def _check_request(steps: int | None, profile: str | Path | None) -> None:
         raise InputError(f"cannot write a trace to {profile}: {refused.strerror}", hint=hint) from refused
 
 
+def folder_for(run: RunConfig) -> Path:
+    """Return an unused folder for a run that begins now."""
+    return new_folder(f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+
+
 def new_folder(name: str) -> Path:
     """Return an unused folder of that name below runs/: two runs may begin in the same second."""
     paths = (Path("runs") / name, *(Path("runs") / f"{name}-{number}" for number in range(2, 100)))
     return next(path for path in paths if not path.exists())
 
 
+def named_run(
+    config: str | RunConfig | None, folder: Path | None, resume: bool
+) -> tuple[str | RunConfig | None, Path | None]:
+    """Return what is to be trained and where; the folder of a run to resume may be named in place of both.
+
+    >>> named_run("linear", None, True)
+    ('linear', None)
+    """
+    if not resume or folder is not None or not isinstance(config, str):
+        return config, folder
+    path = Path(config)
+    is_run = path.is_dir() and any(
+        (path / name).exists() for name in (METRICS, "checkpoints", "weighing.json")
+    )
+    return (None, path) if is_run else (config, folder)
+
+
 def _config_to_train(
-    config: str | RunConfig | None,
-    overrides: Overrides,
-    layout: str | None,
-    folder: Path | None,
-    resume: bool,
-) -> RunConfig:
+    config: str | Path | RunConfig | None, folder: Path | None, resume: bool
+) -> str | RunConfig:
     """Return the requested config, or the config of the run to resume."""
     if resume and folder is None:
-        raise InputError("no run to resume is named", hint="name its folder: --folder runs/NAME --resume")
-    if config is None:
-        if not resume or folder is None:
-            raise InputError(
-                "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
-            )
-        from ..training import config_of
+        named = f"{config!r} is not the folder of a run" if isinstance(config, str) else "no run is named"
+        raise InputError(f"nothing to resume: {named}", hint="name it: `meshwright train runs/NAME --resume`")
+    if config is not None:
+        return str(config) if isinstance(config, Path) else config
+    if not resume or folder is None:
+        raise InputError(
+            "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
+        )
+    from ..training import config_of
 
-        config = config_of(folder)
-    return config_to_run("train", config, overrides, layout)
+    return config_of(folder)
 
 
-def _num_steps(run: RunConfig, steps: int | None) -> int:
-    num_steps = steps or run.steps
-    assert num_steps is not None, "a trainable run has steps"
-    return num_steps
+def _documents(run: RunConfig, weighing: Weighing, first: FirstWeights | None) -> dict[str, str]:
+    """Return the texts that a run's folder holds from its beginning, by name."""
+    return {
+        "config.json": run.model_dump_json(indent=1),
+        "weighing.json": json.dumps(weighing.to_dict(), indent=1),
+        **({} if first is None else {"base.json": first.base.as_json()}),
+    }
+
+
+def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> None:
+    """Report what was decided about a run's data."""
+    from ..training import Noticed
+
+    for words in notes:
+        on_event(Noticed(step=0, kind="data", message=words, hint=""))
 
 
 def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:

@@ -34,6 +34,7 @@ from ..config import (
 )
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
+from ..measure import known_rates
 from ..predict import checked_price, steps_for
 from ..results import KnownPlan, Phase, TorchWeighing, Weighing, ignore
 from ..torch_account import Account, account_torch, is_torch_module
@@ -567,7 +568,8 @@ def _accounted(
     cached: bool,
 ) -> Weighing:
     """Return the account of a compiled program and its predicted time."""
-    figures = reckoned(folder, compiled, fleet)
+    rates = known_rates(fleet)
+    figures = reckoned(folder, compiled, fleet, rates)
     return Weighing(
         name=name,
         config=run,
@@ -580,6 +582,7 @@ def _accounted(
         prediction=figures.prediction,
         no_prediction=figures.no_prediction,
         warnings=() if run is not None or _has_backward(compiled) else (NO_BACKWARD,),
+        rates=rates,
     )
 
 

@@ -156,8 +156,18 @@ def _status_of_app() -> int:
     try:
         app(prog_name="meshwright")
     except SystemExit as ended:
+        for note in _notes_of(ended):
+            print(note, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     raise AssertionError("typer ends every command with SystemExit")
+
+
+def _notes_of(ended: BaseException) -> list[str]:
+    """Return what is noted on the Ctrl-C that ended a command, if one did: what it interrupted."""
+    cause: BaseException | None = ended
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return [] if cause is None else list(getattr(cause, "__notes__", []))
 
 
 def _interrupts_noted() -> list[int]:

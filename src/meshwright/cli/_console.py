@@ -152,13 +152,15 @@ def say_readings(config: str | None, on: str, layout: str | None, other: str = "
     Raises:
         InputError: the fleet or the layout cannot be read.
     """
-    from meshwright.config import layout_reading
+    from meshwright.config import layout_reading, text_reading
     from meshwright.hardware import fleet_reading
 
     if on != "local" and (reading := fleet_reading(on)):
         print(f"note: {reading}", file=sys.stderr)
     is_foreign = config is not None and ":" in config and not Path(config).exists()
     if layout is not None and not is_foreign and (reading := layout_reading(layout)):
+        print(f"note: {reading}", file=sys.stderr)
+    if config is not None and not is_foreign and (reading := text_reading(config)):
         print(f"note: {reading}", file=sys.stderr)
     if other:
         print(f"note: {other}", file=sys.stderr)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwright.errors import InputError, nearest_name
-from meshwright.units import format_seconds
 
 from ._console import JsonFlag, answer, say_readings
-from ._progress import bars
-from ._train import EXIT_INTERRUPTED
+from ._plan_progress import ended_by_signals, plan_progress
+from ._train import SIGNAL_BASE, DataOption
 from ._weigh import (
     EXIT_DOES_NOT_FIT,
     AsOption,
@@ -32,7 +30,8 @@ from ._weigh import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Plan, PlanProgress
+    from meshwright.config import RunConfig
+    from meshwright.planned import Plan
 
 OnOption = Annotated[
     str | None,
@@ -50,6 +49,10 @@ BudgetOption = Annotated[
 ]
 TomlOption = Annotated[
     Path | None, typer.Option("--toml", metavar="FILE", help="Write the best as a run that `train` runs.")
+]
+ImageOption = Annotated[
+    str | None,
+    typer.Option("--image", metavar="NAME", help="The container image with Meshwright, for --emit k8s."),
 ]
 EmitOption = Annotated[
     str | None,
@@ -78,6 +81,7 @@ CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if 
 
 def plan(
     config: Config,
+    data: DataOption = None,
     on: OnOption = None,
     fleets: FleetsOption = None,
     min_devices: MinDevicesFlag = False,
@@ -93,6 +97,7 @@ def plan(
     top: TopOption = None,
     toml: TomlOption = None,
     emit: EmitOption = None,
+    image: ImageOption = None,
     html: HtmlOption = None,
     check: CheckFlag = False,
     as_json: JsonFlag = False,
@@ -100,46 +105,67 @@ def plan(
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
     if as_ is not None and on != "local":  # the module is traced here, and an attached GPU is not used
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from meshwright import plan as run_plan
-
-    _check_emit(emit, toml)
+    _check_emit(emit, toml, image)
     common = {"fix": fix or (), "vary": vary or (), "overrides": with_lora(overrides, lora)}
     common |= {"as_": as_, "tokens": tokens, "tokens_per_step": tokens_per_step}
+    common["price_per_device_hour"] = price
     if fleets is not None:
-        _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
+        of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
+        _refuse_beside_fleets(**of_one, toml=toml)
         _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
     say_readings(config, on, None)
-    with _progress(f"planning {config} on {on}") as on_event:
-        made = run_plan(
-            config,
-            on=on,
-            smallest_fleet=min_devices,
-            budget_seconds=budget,
-            price_per_device_hour=price,
-            on_event=on_event,
-            **common,
-        )
+    run = _run_to_plan(config, data, common, toml, emit)
+    with ended_by_signals() as signals, plan_progress(f"planning {config} on {on}") as on_event:
+        from meshwright import plan as run_plan
+
+        where = {"on": on, "smallest_fleet": min_devices}
+        made = run_plan(run, **where, budget_seconds=budget, on_event=on_event, **common)
     if html is not None:
         made.to_html(html)
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import plan_renderable
 
-        return (plan_renderable(made, top, _more(toml, html, config)),)
+        return (plan_renderable(made, top, _more(made, toml, html, config)),)
 
     answer(as_json, made.to_dict(), page)
     if toml is not None and made.winner is not None:
-        _write_files(made, toml, emit)
-    if made.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if check and made.winner is None:
+        _write_files(made, toml, emit, image)
+    _end(made.interrupted, signals, nothing_fits=check and made.winner is None)
+
+
+def _end(interrupted: bool, signals: list[int], *, nothing_fits: bool) -> None:
+    """End with the status of a signal that ended the search, or of `--check`."""
+    if interrupted:
+        raise typer.Exit(SIGNAL_BASE + (signals or [signal.SIGINT])[-1])
+    if nothing_fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _write_files(made: Plan, toml: Path, emit: str | None) -> None:
+def _run_to_plan(
+    config: str, data: str | None, common: dict[str, Any], toml: Path | None, emit: str | None
+) -> str | RunConfig:
+    """Return what is planned: the configuration with the data that its file is to name.
+
+    A run that is to be written is checked before anything is compiled. Its overrides are then part of it.
+    """
+    if (data is None and toml is None) or common["as_"] is not None:
+        return config
+    if ":" in config and not Path(config).exists():
+        return config  # a function, of which no run is written
+    from meshwright.api._planned_run import run_to_write
+
+    run, notes = run_to_write(config, data, common["overrides"], common["tokens"], for_job=emit is not None)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    common["overrides"] = ()
+    return run
+
+
+def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) -> None:
     """Write the winner's run, and the files of a job that trains it.
 
     They come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
@@ -148,7 +174,7 @@ def _write_files(made: Plan, toml: Path, emit: str | None) -> None:
 
     write_result(toml, made.to_toml())
     if emit is not None:
-        _write_job(made, emit, toml)
+        _write_job(made, emit, toml, image)
 
 
 def _refuse_beside_fleets(**given: object) -> None:
@@ -177,7 +203,10 @@ def _compare(
 
     for fleet in fleets:
         say_readings(config, fleet, None)
-    with _progress(f"planning {config} on {len(fleets)} fleets") as on_event:
+    with (
+        ended_by_signals() as signals,
+        plan_progress(f"planning {config} on {len(fleets)} fleets") as on_event,
+    ):
         made = plan_fleets(config, on=fleets, budget_seconds=budget, on_event=on_event, **common)
     if html is not None:
         made.to_html(html)
@@ -188,16 +217,15 @@ def _compare(
         return renderable(made, more=f"One of them in full: meshwright plan {config} --on FLEET")
 
     answer(as_json, made.to_dict(), page)
-    if made.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if check and made.fastest is None:
-        raise typer.Exit(EXIT_DOES_NOT_FIT)
+    _end(made.interrupted, signals, nothing_fits=check and made.fastest is None)
 
 
-def _check_emit(kind: str | None, toml: Path | None) -> None:
+def _check_emit(kind: str | None, toml: Path | None, image: str | None) -> None:
     """Raise, before anything is compiled, if no job file can be written."""
     from meshwright.launch import JOB_KINDS
 
+    if image is not None and kind != "k8s":
+        raise InputError("--image is of a job for Kubernetes", hint="add --emit k8s, or leave it out")
     if kind is None:
         return
     if kind not in JOB_KINDS:
@@ -206,46 +234,37 @@ def _check_emit(kind: str | None, toml: Path | None) -> None:
         raise InputError("--emit needs the run that the job trains", hint="add --toml FILE")
 
 
-def _write_job(made: Plan, kind: str, toml: Path) -> None:
-    """Write the job file beside the run's file, and say where."""
+def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:
+    """Write the job file beside the run's file, and say where, and what it still needs."""
     from meshwright.launch import JOB_KINDS, job_file
     from meshwright.results import write_result
 
     name = made.name
     folder = f"runs/{name}" if kind == "slurm" else f"/runs/{name}"
-    text = job_file(kind, config_file=str(toml), fleet=made.fleet, name=name, steps=None, folder=folder)
+    order: dict[str, Any] = {"config_file": str(toml), "fleet": made.fleet, "name": name, "steps": None}
     path = toml.with_suffix(JOB_KINDS[kind])
-    write_result(path, text)
+    write_result(path, job_file(kind, **order, folder=folder, image=image))
     print(f"job file: {path}", file=sys.stderr)
+    path = getattr(getattr(made.config, "data", None), "path", None)
+    if kind != "slurm" and path is not None and not str(path).startswith("/runs/"):
+        print(
+            f"note: {path} must lie on the volume that is mounted on /runs, under that name", file=sys.stderr
+        )
+    if kind == "k8s" and image is None:
+        print("note: it names no image, as none is published: --image NAME, or edit it", file=sys.stderr)
 
 
-def _more(toml: Path | None, html: Path | None, config: str) -> str:
+def _more(made: Plan, toml: Path | None, html: Path | None, config: str) -> str:
     """Return what to do with the plan."""
     words = [] if html else ["Pictures: --html FILE."]
     if toml is None and ":" in config:
         return " ".join(words)
-    words += (
-        [f"Train it: meshwright train {toml}"]
-        if toml
-        else [f"A file to train it: --toml {Path(config).stem}-plan.toml"]
-    )
-    return " ".join(words)
+    if toml is None:
+        return " ".join([*words, f"A file to train it: --toml {Path(config).stem}-plan.toml"])
+    from meshwright.config import RunConfig, holds_nothing
 
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[PlanProgress], None]]:
-    """Yield a function that shows the search: the best so far and what is being compiled; none in a pipe."""
-    if not sys.stderr.isatty():
-        yield lambda event: None
-        return
-    with bars() as progress:
-        task = progress.add_task(what, total=None)
-
-        def on_event(event: PlanProgress) -> None:
-            words = f"{event.num_compiled} of {event.num_considered:,} compiled"
-            if event.best is not None and event.best.step_seconds is not None:
-                words += f", best {event.best.layout} {format_seconds(event.best.step_seconds.expected)}"
-            shown = min(event.seconds, event.budget_seconds)
-            progress.update(task, description=words, completed=shown, total=event.budget_seconds)
-
-        yield on_event
+    run = made.config
+    has_steps = not isinstance(run, RunConfig) or run.steps is not None or "steps" in made.of_tokens
+    missing = [] if has_steps else ["--steps 1000"]
+    missing += ["--data PATH"] if isinstance(run, RunConfig) and holds_nothing(run) else []
+    return " ".join([*words, "Train it:", *(f"meshwright train {toml}", *missing)])

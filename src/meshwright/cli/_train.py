@@ -14,16 +14,16 @@ import typer
 
 from meshwright.errors import MeshwrightError
 from meshwright.launch import join, over, place_in
+from meshwright.run_lines import LogEvery, bar_state
 
 from ._console import JsonFlag, complete_config, print_json, say_readings, show
 from ._launch import run_processes, run_with_restarts
-from ._progress import LogEvery, bar_state, bars, how_to_go_on, progress
+from ._progress import bars, how_to_go_on, progress
 from ._weigh import Config, LayoutOption, LoraOption, SetOption, with_lora
 
 if TYPE_CHECKING:
     from meshwright import Run
-
-    from ._progress import Event
+    from meshwright.run_lines import Event
 
 SIGNAL_BASE = 128
 EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
@@ -48,7 +48,10 @@ FolderOption = Annotated[
     typer.Option("--folder", metavar="DIR", help="The run's folder.", show_default="runs/NAME-TIME"),
 ]
 ResumeFlag = Annotated[
-    bool, typer.Option("--resume", help="Go on from --folder's newest good checkpoint; begin if it has none.")
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the newest good checkpoint of a run's folder; begin if it has none."
+    ),
 ]
 FromOption = Annotated[
     Path | None,
@@ -81,6 +84,15 @@ RestartsOption = Annotated[
 ]
 
 
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="What to train on: text, .jsonl, .parquet, token files, or a folder of one of these.",
+        show_default="the config's",
+    ),
+]
 ProcessesOption = Annotated[
     int | None,
     typer.Option(
@@ -95,6 +107,7 @@ ProcessesOption = Annotated[
 
 def train(
     config: OptionalConfig = None,
+    data: DataOption = None,
     on: OnOption = "local",
     layout: LayoutOption = None,
     steps: StepsOption = None,
@@ -112,6 +125,8 @@ def train(
 ) -> None:
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
     every = None if log_every is None else LogEvery.parse(log_every)
+    if resume and folder is None:
+        config, folder = _run_to_resume(config)
     if restarts:
         raise typer.Exit(run_with_restarts(restarts, config, folder))
     if processes is not None:
@@ -133,17 +148,10 @@ def train(
                 stopped.event(event)
                 on_event(event)
 
-            where = {"on": on, "layout": layout, "folder": folder, "profile": profile}
-            run = run_train(
-                config,
-                **where,
-                overrides=with_lora(overrides, lora),
-                steps=steps,
-                resume=resume,
-                discard_steps=discard_steps,
-                begin_from=begin_from,
-                on_event=listen,
-            )
+            where = {"on": on, "layout": layout, "folder": folder, "profile": profile, "data": data}
+            how = {"steps": steps, "resume": resume, "discard_steps": discard_steps}
+            how |= {"begin_from": begin_from, "on_event": listen}
+            run = run_train(config, overrides=with_lora(overrides, lora), **where, **how)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         stopped.say()
         raise
@@ -154,6 +162,14 @@ def train(
         stopped.say()
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
     _check_written(run)
+
+
+def _run_to_resume(config: str | None) -> tuple[str | None, Path | None]:
+    """Return the configuration and the folder, where the folder of a run may be named as the former."""
+    from meshwright.api._train import named_run
+
+    named, folder = named_run(config, None, True)
+    return named if isinstance(named, str) else None, folder
 
 
 def _check_written(run: Run) -> None:

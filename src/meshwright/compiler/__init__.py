@@ -1,7 +1,7 @@
 """Compile a program for a fleet that may not exist: the request, the worker, the record and the cache.
 
-Imports: `children`, `errors`. jax is imported only in the worker process. Used by: `ledger`, `predict`,
-`planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
+Imports: `children`, `errors`. jax is imported only in the worker process. Used by: `data`, `ledger`,
+`predict`, `planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
 """
 
 from ._cache import cache_lock as cache_lock
@@ -10,6 +10,7 @@ from ._cache import is_compiled as is_compiled
 from ._cache import keep_beside as keep_beside
 from ._cache import keep_executables as keep_executables
 from ._cache import kept_beside as kept_beside
+from ._cache import limit_bytes as limit_bytes
 from ._cache import make_folder as make_folder
 from ._cache import others_who_write as others_who_write
 from ._cache import write_cached as write_cached
@@ -57,6 +58,7 @@ from ._run import QUESTION as QUESTION
 from ._run import STATUS_FILE as STATUS_FILE
 from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program
+from ._run import compiling_until as compiling_until
 from ._run import declared_by as declared_by
 from ._run import warm_workers as warm_workers
 from ._scripts import Candidate as Candidate

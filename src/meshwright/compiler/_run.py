@@ -12,6 +12,7 @@ since then gets a new process instead.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import json
 import os
@@ -54,6 +55,24 @@ BUILDING = (STARTING, "tracing", "counting")  # phases in which the user's code 
 KINDS: dict[str, type[MeshwrightError]] = {
     each.__name__: each for each in (InputError, TakesNoMesh, CompileError)
 }
+
+
+_is_over: contextvars.ContextVar[Callable[[], bool]] = contextvars.ContextVar(
+    "is_over", default=lambda: False
+)
+
+
+@contextlib.contextmanager
+def compiling_until(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Cut off the block's compilations, and those of threads that run in its context, once `is_over()`.
+
+    Each then ends its worker and raises a `CompileError`.
+    """
+    before = _is_over.set(is_over)
+    try:
+        yield
+    finally:
+        _is_over.reset(before)
 
 
 def compile_program(
@@ -151,6 +170,9 @@ def _watch(
         phases = report_phases(work, on_phase, len(phases))
         if answers is not None:
             _answer_questions(work, answers)
+        if _is_over.get()():
+            spent = time.monotonic() - started
+            return f"cut off after {spent:.0f} s ({phases[-1] if phases else STARTING})", "allow more time"
         if time.monotonic() - started > seconds:
             last = phases[-1] if phases else STARTING
             return f"not done after {seconds:.0f} s ({last})", "raise the limit, or weigh a smaller program"

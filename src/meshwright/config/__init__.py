@@ -34,8 +34,10 @@ from ._load import config_schema as config_schema
 from ._load import keys_named as keys_named
 from ._load import load_config as load_config
 from ._load import overridden as overridden
+from ._load import override_pairs as override_pairs
 from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
+from ._load import text_reading as text_reading
 from ._load import trainable as trainable
 from ._load import value_meant as value_meant
 from ._lora import NF4_BLOCK as NF4_BLOCK
@@ -60,6 +62,7 @@ from ._optimizers import MuonOptimizer as MuonOptimizer
 from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
+from ._optimizers import schedule_problems as schedule_problems
 from ._published import published_config as published_config
 from ._published import published_id as published_id
 from ._published import published_ids as published_ids
@@ -73,6 +76,7 @@ from ._remat import Remat as Remat
 from ._remat import in_order as in_order
 from ._remat import results_of as results_of
 from ._remat import saved_results as saved_results
+from ._run import TYPED_FORMATS as TYPED_FORMATS
 from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig
@@ -86,7 +90,9 @@ from ._run import RunConfig as RunConfig
 from ._run import StateConfig as StateConfig
 from ._run import StdlibData as StdlibData
 from ._run import SyntheticData as SyntheticData
+from ._run import TextData as TextData
 from ._run import TokenFileData as TokenFileData
 from ._run import TokenFormat as TokenFormat
+from ._run import holds_nothing as holds_nothing
 from ._transformer import TransformerModel as TransformerModel
 from ._transformer import block_policies as block_policies

@@ -27,6 +27,8 @@ from ._transformer import TransformerModel
 Tree = Mapping[str, Any]
 
 SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
+OF_BOTH_PARTS = {"tie_word_embeddings", "torch_dtype", "dtype"}  # keys of a file whose text is a part of it
+
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
@@ -69,6 +71,9 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     (64, 512)
     """
     family = FAMILIES.get(tree["model_type"])
+    if reads_text_alone(tree):
+        shared = {key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}
+        return run_of_huggingface({**shared, **tree["text_config"]}, where)
     if family is None:
         raise _not_known(tree, where)
     _check_heads(tree, where)
@@ -109,6 +114,13 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     }
 
 
+def reads_text_alone(tree: Tree) -> bool:
+    """Return whether a file is of a model that reads more than text, whose text part has a known family."""
+    inner = tree.get("text_config")
+    known = is_table(inner) and inner.get("model_type") in FAMILIES
+    return known and tree.get("model_type") not in FAMILIES
+
+
 def _given(tree: Tree, family: Family) -> dict[str, Any]:
     """Return the keys of a file with those that it leaves out, without null; a null switch is off."""
     given = {**family.defaults, **tree}
@@ -124,10 +136,7 @@ def _not_known(tree: Tree, where: str) -> InputError:
     own = f"{own}, where build returns it (docs/huggingface.md, Other models)"
     what, hint = f"{where}: model_type {name[:100]!r} is not known", nearest_name(name, FAMILIES)
     if is_table(inner):
-        kind = inner.get("model_type")
-        what = f"{what}: beside text, it reads images or sound"
-        if isinstance(kind, str) and kind in FAMILIES:
-            hint = f"write text_config, a {kind!r} model, as a config.json of its own to weigh the text alone"
+        what = f"{what}: beside text, it reads images or sound, and its text part is no known family either"
     return InputError(what, hint=f"{hint}; or {own}")
 
 

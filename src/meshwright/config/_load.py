@@ -20,10 +20,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from meshwright.errors import InputError, near_names, nearest_name
-from meshwright.files import parsed_toml, read_json, read_toml
+from meshwright.files import parsed_toml, read_json, read_toml, reason
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
-from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
+from ._huggingface import cached_config, family_of, is_huggingface, reads_text_alone, run_of_huggingface
 from ._published import published_about, published_config, published_id, published_ids
 from ._run import RunConfig
 from ._texts import with_texts
@@ -87,14 +87,37 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     Raises:
         InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
     """
-    name, tree = _read(text)
     changes = _override_tree(overrides)
+    try:
+        name, tree = _read(text)
+    except OSError as refused:  # a name longer than the system takes, or a folder that may not be entered
+        what = f"{text[:60]!r} is no preset, and no file or folder: {reason(refused)}"
+        raise InputError(what, hint=f"`meshwright presets` lists them; {_ENDINGS}") from refused
     if is_table(lora := changes.get("lora")) and lora.get("rank") is not None and _has_default_batch(text):
         tree = _for_fine_tuning(tree, changes)
     tree = _merged(tree, changes)
     if "name" in tree:
         raise InputError(f"{name}: a file cannot set name", hint=f"a run is named after its file: {name}")
     return _checked(name, tree)
+
+
+def text_reading(text: str) -> str:
+    """Return that only the text part of a model is read, if it reads images or sound too; else "".
+
+    Args:
+        text: as for `load_config`. What cannot be read is an error there.
+    """
+    path = Path(text)
+    try:
+        if "/" in text and not path.exists() and (cached := cached_config(text)) is not None:
+            path = cached
+        tree = read_json(path / _RUN_FILE if path.is_dir() else path) if path.exists() else None
+    except (OSError, ValueError):
+        return ""
+    if not is_huggingface(tree) or not reads_text_alone(tree):
+        return ""
+    kind = tree["text_config"]["model_type"]
+    return f"{text}: a {tree['model_type']} reads more than text; its text part, a {kind}, is taken"
 
 
 def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +223,7 @@ def _near_presets(text: str) -> str:
     if meant is not None:
         return f"did you mean {meant!r}?"
     near = near_names(plain, known)
-    sized = re.search(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
+    sized = re.search(r"(?<!\d)(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
     if sized is None:
         return nearest_name(plain, near or known)
     wanted = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]
@@ -270,7 +293,8 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
         hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
     if is_huggingface(tree):
-        return path.resolve().parent.name, run_of_huggingface(tree, str(path))
+        text = "-text" if reads_text_alone(tree) else ""
+        return f"{path.resolve().parent.name}{text}", run_of_huggingface(tree, str(path))
     if not is_table(tree) or not isinstance(tree.get("name"), str):
         raise InputError(f"{path} is not the configuration of a run", hint=_foreign_hint(tree))
     return tree.pop("name"), tree
@@ -296,7 +320,7 @@ def _foreign_hint(tree: object) -> str:
 def _override_tree(overrides: Overrides) -> dict[str, Any]:
     """Return the overrides as one tree; later ones replace earlier ones."""
     tree: dict[str, Any] = {}
-    for dotted, value in _override_pairs(overrides):
+    for dotted, value in override_pairs(overrides):
         keys = dotted.split(".")
         if len(keys) > 2:
             shown, key = f"{dotted}={value}", ".".join(keys[:2])
@@ -309,15 +333,15 @@ def _override_tree(overrides: Overrides) -> dict[str, Any]:
     return tree
 
 
-def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """Yield each override's dotted key and its value."""
+def override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each override, in order."""
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
             if not all(key.split(".")):
                 what = f"override {key!r} is not section.key"
                 raise InputError(what, hint='write it as in {"model.num_layers": 12}')
             if is_table(value) and "." not in key:
-                yield from _override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
+                yield from override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
             else:
                 yield key, value
         return

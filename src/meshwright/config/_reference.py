@@ -145,24 +145,35 @@ def toml_value(value: object) -> str:
     return '"none"' if value is None else json.dumps(value)
 
 
-def commented_toml(config: RunConfig, *, about: str = "") -> str:
+def commented_toml(config: RunConfig, *, about: str = "", changed_only: bool = False) -> str:
     """Return a run as a TOML file that `load_config` reads, with a comment on the meaning of each key.
 
     The keys of the run come first, then its sections, each with all its keys, whether set or default.
 
     Args:
         about: lines for the top of the file, without their "#".
+        changed_only: leave out the keys that have their default, and the sections that then hold none.
     """
-    tree = config.model_dump(mode="json", exclude={"name"})
+    tree = config.model_dump(mode="json", exclude={"name"}, exclude_unset=changed_only)
     docs = {(doc.section, doc.kind, doc.key): doc for doc in key_docs()}
     lines = [f"# {line}".rstrip() for line in about.splitlines()]
-    lines += [_line(docs["", "", key], value) for key, value in tree.items() if not is_table(value)]
+
+    def lines_of(section: str, kind: str, values: dict[str, Any]) -> list[str]:
+        given = [(docs[section, kind, key], value) for key, value in values.items() if not is_table(value)]
+        return [_line(doc, value) for doc, value in given if not changed_only or _is_changed(doc, value)]
+
+    lines += lines_of("", "", tree)
     for section, values in tree.items():
         if is_table(values):
             kind = str(values.get(variants(section)[0], ""))
-            lines += ["", f"[{section}]"]
-            lines += [_line(docs[section, kind, key], value) for key, value in values.items()]
+            if inner := lines_of(section, kind, values):
+                lines += ["", f"[{section}]", *inner]
     return "\n".join(lines) + "\n"
+
+
+def _is_changed(doc: KeyDoc, value: object) -> bool:
+    """Return whether a value that was set is not the key's default; a computed default is not compared."""
+    return doc.default.strip("`") != toml_value(value)
 
 
 def _line(doc: KeyDoc, value: object) -> str:

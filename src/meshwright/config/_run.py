@@ -124,6 +124,36 @@ class StdlibData(DataSource):
     order: InOrder = "random"
 
 
+class TextData(DataSource):
+    """Texts of your own, tokenized when a run begins and kept in the cache; their tail is held out."""
+
+    gives, suits = "tokens", "sequences"
+    source: Literal["text"]
+    """Source of the batches. Effect: trains on your own text; `train --data FILE` writes this section."""
+    path: Annotated[str, Field(min_length=1)]
+    """A text file, `.jsonl`, `.ndjson` or `.parquet`, or a folder of these and of `.txt` files.
+    In a file it is relative to that file's folder; on the command line, to the working directory.
+    Effect: what is trained on; weighing does not open it."""
+    tokenizer: Annotated[str, Field(min_length=1)] = "bytes"
+    """`bytes`, or a Hugging Face `tokenizer.json` or its folder. It is found as `path` is.
+    Effect: the ids of the text; `model.vocab_size` must hold them."""
+    text_key: Annotated[str, Field(min_length=1)] = "text"
+    """Key of the text in a JSON line, or its column in Parquet. Effect: which text is read."""
+    held_out_fraction: HeldOut = 0.05
+    order: InOrder = "random"
+    documents: Documents = "joined"
+    end_of_document: OptionalText = None
+    """The token that is put at the end of each document, or its id; 256 with `bytes`.
+    Effect: the model sees where documents end; `documents = "packed"` needs it."""
+
+    @model_validator(mode="after")
+    def _documents_end(self) -> TextData:
+        if self.documents == "packed" and self.end_of_document is None:
+            what = "= 'packed' needs a token that ends a document"
+            raise_problems([("documents", what, "set data.end_of_document, with bytes to 256")])
+        return self
+
+
 class TokenFileData(DataSource):
     """Files of token ids, made here or by another program; their tail is held out."""
 
@@ -145,9 +175,9 @@ class TokenFileData(DataSource):
         Literal["int32", "uint16", "uint32"] | None,
         BeforeValidator(none_word, json_schema_input_type=Literal["int32", "uint16", "uint32", "none"]),
     ] = None
-    """Type of one token id; the formats `raw` and `datatrove` need it, the others' files hold it.
-    Effect: how the file is read; another type than the file's own gives nonsense, and is refused where known.
-    """
+    """Type of one token id. Without it the file must say it: the formats `megatron` and `llm.c` do, and so
+    does the metadata beside a file of `meshwright data tokenize` or of datatrove.
+    Effect: how the file is read; another type than the file's own is refused where its bytes show it."""
     held_out_fraction: HeldOut = 0.05
     order: InOrder = "random"
     documents: Documents = "joined"
@@ -161,9 +191,6 @@ class TokenFileData(DataSource):
                 f"= {self.dtype!r} has no effect: the files of data.format = {self.format!r} say their type"
             )
             problems.append(("dtype", what, 'leave it out, or use data.dtype = "none"'))
-        if self.format not in TYPED_FORMATS and self.dtype is None:
-            what = f"is missing, and files of data.format = {self.format!r} do not say their type"
-            problems.append(("dtype", what, 'set data.dtype = "uint16", or the type that wrote them'))
         raise_problems(problems)
         return self
 
@@ -245,7 +272,14 @@ class IdxData(DataSource):
 
 
 Data = Annotated[
-    SyntheticData | LineData | StdlibData | TokenFileData | InstructionData | MixtureData | IdxData,
+    SyntheticData
+    | LineData
+    | StdlibData
+    | TextData
+    | TokenFileData
+    | InstructionData
+    | MixtureData
+    | IdxData,
     Field(discriminator="source"),
 ]
 
@@ -462,7 +496,9 @@ class RunConfig(Section):
     @property
     def has_documents(self) -> bool:
         """Return whether a window may hold several documents; batches then have segments."""
-        packed = isinstance(self.data, TokenFileData | MixtureData) and self.data.documents == "packed"
+        packed = (
+            isinstance(self.data, TextData | TokenFileData | MixtureData) and self.data.documents == "packed"
+        )
         return packed or isinstance(self.data, InstructionData)
 
     @property
@@ -623,3 +659,8 @@ class RunConfig(Section):
 def _default_remat(data: dict[str, Any]) -> str:
     """Return the default rematerialisation: keep products and attention, if the model has blocks."""
     return "dots-attention" if data["model"].has_blocks else "none"
+
+
+def holds_nothing(run: RunConfig) -> bool:
+    """Return whether a run reads random tokens, which no model can learn to predict."""
+    return isinstance(run.data, SyntheticData) and run.model.takes == "sequences"

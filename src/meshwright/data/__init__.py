@@ -2,8 +2,8 @@
 
 A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
 function of seed, step and split.
-Imports: `config`, `children`, `errors`, numpy, pydantic; `tokenizers` and `jinja2` only for a model's
-tokenizer. No jax. Imported by: `training`, `cli`.
+Imports: `config`, `compiler` (its cache only), `children`, `errors`, numpy, pydantic; `tokenizers` and
+`jinja2` only for a model's tokenizer. No jax. Imported by: `training`, `api`, `cli`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import config as _config
 from ..errors import InputError
+from ._formats import declared_dtype as _declared_dtype
 from ._formats import open_files as _open_files
 from ._formats import token_paths as _token_paths
 from ._identity import data_identity as data_identity
@@ -41,13 +42,20 @@ from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
 from ._order import Rows as Rows
 from ._order import Split as Split
+from ._own import OwnData as OwnData
+from ._own import own_data as own_data
+from ._text_source import text_paths as text_paths
+from ._text_source import tokenizer_path as tokenizer_path
+from ._text_source import tokens_of_texts as _tokens_of_texts
 from ._texts import BYTES as _BYTES
 from ._texts import Tokenizer as Tokenizer
 from ._texts import open_tokenizer as open_tokenizer
+from ._tokenize import OnProgress as OnProgress
 from ._tokenize import tokenize as tokenize
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import SourceEpochs as SourceEpochs
 from ._tokens import TokenWindows as TokenWindows
+from ._widths import check_width as _check_width
 
 Dataset = (
     RegressionRows
@@ -62,8 +70,15 @@ Dataset = (
 """Each has `batch`, whole or some of its rows; those of tokens also `unigram_entropy_nats` and `decode`."""
 
 
-def open_data(config: _config.RunConfig) -> Dataset:
+def _ignore_progress(done: int, total: int) -> None:
+    pass
+
+
+def open_data(config: _config.RunConfig, on_progress: OnProgress = _ignore_progress) -> Dataset:
     """Return the data set of `config`.
+
+    Args:
+        on_progress: called with bytes done and all bytes while texts are tokenized, which is done once.
 
     Raises:
         InputError: a file is missing, short or of another type, or the interpreter has no sources on disk.
@@ -86,11 +101,11 @@ def open_data(config: _config.RunConfig) -> Dataset:
     if model.takes == "rows":
         (dim,) = model.sizes.input_shape
         return RegressionRows(seed=seed, rows=rows, dim=dim, has_answer=model.has_answer)
-    return _open_tokens(config)
+    return _open_tokens(config, on_progress)
 
 
 def _open_tokens(
-    config: _config.RunConfig,
+    config: _config.RunConfig, on_progress: OnProgress
 ) -> RandomTokens | TokenWindows | PackedConversations | MixedWindows:
     data, batch, vocab_size = config.data, config.batch, config.model.sizes.num_token_ids
     sizes: dict[str, Any] = {"seed": config.seed, "sequences": batch.sequences}
@@ -101,6 +116,8 @@ def _open_tokens(
     if isinstance(data, _config.StdlibData):
         parts = _stdlib_parts(data.held_out_fraction)
         return TokenWindows(name=data.source, parts=parts, is_bytes=True, order=data.order, **sizes)
+    if isinstance(data, _config.TextData):
+        return _open_source(_tokens_of_texts(data, on_progress), sizes, data.path)
     if isinstance(data, _config.TokenFileData):
         source = _open_source(data, sizes)
         _check_tokenizers([source])
@@ -117,16 +134,20 @@ def _open_tokens(
     return MixedWindows(sources=opened, counts=counts, seed=config.seed, sequences=batch.sequences)
 
 
-def _open_source(data: _config.TokenFileData, sizes: dict[str, Any]) -> TokenWindows:
+def _open_source(data: _config.TokenFileData, sizes: dict[str, Any], name: str = "") -> TokenWindows:
+    """Open token files; `name` is what messages call them, their path by default."""
     paths = _token_paths(data.path, data.format)
-    opened, tokens_by = _open_files(paths, data.format, data.dtype), set[tuple[str, str]]()
+    dtype = data.dtype or _declared_dtype(paths[0], data.format, sizes["vocab_size"])
+    opened, tokens_by = _open_files(paths, data.format, dtype), set[tuple[str, str]]()
     for path in paths if data.format == "raw" else ():
         if (metadata := read_metadata(path)) is not None:
-            _check_metadata(path, metadata, data.dtype, data.end_of_document, sizes["vocab_size"])
+            _check_metadata(path, metadata, dtype, data.end_of_document, sizes["vocab_size"])
             sha256 = metadata.tokenizer_sha256
             made_by = f"{metadata.tokenizer} ({sha256[:12]})" if sha256 else metadata.tokenizer
             tokens_by.add((data.format, made_by))
         else:
+            assert dtype is not None, "raw files need a type"
+            _check_width(path, dtype, sizes["vocab_size"])
             tokens_by.add((data.format, ""))
     whole, by_index = opened.tokens, data.documents == "packed" and data.end_of_document is None
     if by_index and opened.ends is None:
@@ -136,7 +157,7 @@ def _open_source(data: _config.TokenFileData, sizes: dict[str, Any]) -> TokenWin
         )
     cut = len(whole) - math.ceil(len(whole) * data.held_out_fraction)
     return TokenWindows(
-        name=data.path,
+        name=name or data.path,
         parts={"train": whole.part(0, cut), "held-out": whole.part(cut, len(whole))},
         is_bytes=tokens_by == {("raw", _BYTES)},
         order=data.order,

@@ -25,11 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.config import TokenFormat
+from meshwright.config import TYPED_FORMATS, TokenFormat
 from meshwright.errors import InputError
 from meshwright.files import read_text, reason
 
 from ._files import DocumentEnds, JoinedEnds, TokenFile, TokenFiles
+from ._metadata import metadata_path, read_metadata
+from ._widths import shown_dtype
 
 ENDINGS: dict[TokenFormat, str] = {"raw": ".bin", "megatron": ".idx", "llm.c": ".bin", "datatrove": ".ds"}
 _AT_ONCE = 1 << 20  # entries of an index that are checked at a time
@@ -110,6 +112,25 @@ def read_paths(paths: Sequence[Path], form: TokenFormat) -> list[Path]:
     return list(paths)
 
 
+def declared_dtype(path: Path, form: TokenFormat, vocab_size: int) -> str | None:
+    """Return the type of an id that the metadata beside a file say; None for formats that say it themselves.
+
+    Raises:
+        InputError: nothing says it; the hint is the type that the bytes show.
+    """
+    if form in TYPED_FORMATS:
+        return None
+    if form == "raw" and (metadata := read_metadata(path)) is not None:
+        return metadata.dtype
+    if form == "datatrove" and (size := _datatrove_id(path)[1]):
+        return "uint16" if size == 2 else "uint32"
+    beside = _beside(path, ".metadata") if form == "datatrove" else metadata_path(path)
+    raise InputError(
+        f"data.dtype is missing, and no {beside.name} beside {path} says the type of its ids",
+        hint=f'set data.dtype = "{shown_dtype(path, vocab_size)}", as its bytes show',
+    )
+
+
 def open_files(paths: Sequence[Path], form: TokenFormat, dtype: str | None) -> OpenedFiles:
     """Open the files of one source and check them against their format.
 
@@ -149,13 +170,13 @@ def _beside(path: Path, ending: str) -> Path:
 
 def _open_raw(path: Path, dtype: np.dtype) -> OpenedFile:
     _refuse_empty(path, f"write tokens to it as {dtype.name}")
-    if (found := _other_format(path)) is not None:
+    if (found := other_format(path)) is not None:
         what, form = found
         raise InputError(f"{path} is no raw file of tokens: {what}", hint=f'use data.format = "{form}"')
     return OpenedFile(tokens=_whole(path, dtype))
 
 
-def _other_format(path: Path) -> tuple[str, TokenFormat] | None:
+def other_format(path: Path) -> tuple[str, TokenFormat] | None:
     """Return what shows that a file is of another format than raw, and that format."""
     head = _head(path, 12)
     if len(head) == 12:
@@ -259,20 +280,28 @@ def _open_datatrove(path: Path, dtype: np.dtype) -> OpenedFile:
 
 def _datatrove_tokenizer(path: Path, dtype: np.dtype) -> str:
     """Return the tokenizer that the metadata beside a file name, or ""; check the size of an id."""
+    name, size = _datatrove_id(path)
+    if size and size != dtype.itemsize:
+        beside = _beside(path, ".metadata")
+        raise InputError(
+            f"{beside} says {size} bytes an id, and data.dtype = {dtype.name!r} has {dtype.itemsize}",
+            hint=f'use data.dtype = "{"uint16" if size == 2 else "uint32"}"',
+        )
+    return name
+
+
+def _datatrove_id(path: Path) -> tuple[str, int]:
+    """Return the tokenizer and the bytes of an id by the metadata beside a file; "" and 0 if not said."""
     beside = _beside(path, ".metadata")
     if not beside.is_file():
-        return ""
+        return "", 0
     try:
         first = read_text(beside, MOST_METADATA_BYTES).partition("\n")[0]
     except (OSError, ValueError) as broken:
         raise InputError(f"cannot read {beside}: {reason(broken)}", hint=_AGAIN) from broken
     name, *rest = first.split("|")
-    if rest and re.fullmatch(r"[0-9]{1,3}", rest[-1]) and int(rest[-1]) != dtype.itemsize:
-        raise InputError(
-            f"{beside} says {rest[-1]} bytes an id, and data.dtype = {dtype.name!r} has {dtype.itemsize}",
-            hint=f'use data.dtype = "{"uint16" if int(rest[-1]) == 2 else "uint32"}"',
-        )
-    return "" if name == "Unknown Tokenizer" else name
+    size = int(rest[-1]) if rest and re.fullmatch(r"[0-9]{1,3}", rest[-1]) else 0
+    return "" if name == "Unknown Tokenizer" else name, size
 
 
 def _open_megatron(path: Path) -> OpenedFile:

@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.config import IdxData, InstructionData, MixtureData, RunConfig, StdlibData, TokenFileData
+from meshwright.config import (
+    IdxData,
+    InstructionData,
+    MixtureData,
+    RunConfig,
+    StdlibData,
+    TextData,
+    TokenFileData,
+)
 from meshwright.errors import InputError
 from meshwright.files import open_file, reason
 
@@ -23,6 +31,7 @@ from ._formats import read_paths, token_paths
 from ._images import idx_files
 from ._mixture import read_mixture
 from ._order import Split
+from ._text_source import text_paths
 
 # Third-party packages, and tests: these are long and repetitive, and not installed everywhere.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -74,6 +83,8 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
         InputError: a file cannot be read.
     """
     data = config.data
+    if isinstance(data, TextData):
+        return files_identity(data.path, text_paths(data))
     if isinstance(data, TokenFileData):
         return files_identity(data.path, _read_by(data))
     if isinstance(data, InstructionData):

@@ -179,6 +179,21 @@ def open_codec(name: str) -> Codec:
     )
 
 
+def end_token(name: str) -> str | None:
+    """Return the token that ends a text, or its id as text: 256 with bytes; None if no file beside says it.
+
+    Args:
+        name: "bytes", a `tokenizer.json` or its folder.
+
+    Raises:
+        InputError: the settings beside the tokenizer cannot be read.
+    """
+    if name == BYTES:
+        return str(NUM_BYTES)
+    path = (Path(name) if Path(name).is_dir() else Path(name).parent) / "tokenizer_config.json"
+    return _settings_of(path)[1].get("eos_token") if path.is_file() else None
+
+
 def _settings_of(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings of a tokenizer, and its special tokens by name.
 

@@ -41,6 +41,25 @@ def parquet_texts(path: Path, start: int, stop: int, column: str) -> Iterator[st
             begins += sum(about.column(each).total_compressed_size for each in range(about.num_columns))
 
 
+def text_columns(path: Path) -> list[str]:
+    """Return the columns of a file that hold text.
+
+    Raises:
+        InputError: `pyarrow` is not installed, or the file is no Parquet file.
+    """
+    arrow, parquet = _packages(path)
+    try:
+        schema = parquet.read_schema(path)
+    except (arrow.ArrowException, OSError) as wrong:
+        raise _unreadable(path, wrong) from wrong
+    return [name for name in schema.names if _is_text(schema.field(name).type, arrow)]
+
+
+def _is_text(kind: Any, arrow: Any) -> bool:
+    inner = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    return any(is_text(inner) for is_text in (arrow.types.is_string, arrow.types.is_large_string))
+
+
 def _packages(path: Path) -> tuple[Any, Any]:
     try:
         import pyarrow  # pyright: ignore[reportMissingImports]  # optional
@@ -72,8 +91,7 @@ def _check_column(path: Path, schema: Any, column: str, arrow: Any) -> None:
             hint=f"{nearest_name(column, schema.names)} --text-key names the column of the text",
         )
     kind = schema.field(column).type
-    inner = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    if not any(is_text(inner) for is_text in (arrow.types.is_string, arrow.types.is_large_string)):
+    if not _is_text(kind, arrow):
         raise InputError(
             f"{path}: column {column!r} holds {kind}, not text",
             hint="--text-key names the column of the text",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from meshwright.files import read_text, reason
 _PROGRAM = Path(__file__).with_name("_template_process.py")
 _MOST_BYTES = 2**20  # of a template; published ones have up to 20 thousand
 CPU_SECONDS = 5.0  # for a conversation, which takes about a millisecond
+_PIPE_BYTES = 2**16
 _WALL_SECONDS = 300.0  # for the same, on a machine with much else to do
 _WITHOUT = "use lines of prompt and completion"
 
@@ -141,7 +143,7 @@ class ChatTemplate:
                         f"the chat template of {self._folder} has no answer after {_WALL_SECONDS:.0f} s",
                         hint="run it again when the machine has less to do",
                     )
-                if not (piece := self._process.stdout.read1()):
+                if not (piece := os.read(self._process.stdout.fileno(), _PIPE_BYTES)):
                     return b""
                 pieces.append(piece)
         return b"".join(pieces)

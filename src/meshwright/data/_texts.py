@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ PIECE_BYTES = 1 << 24
 MOST_LINE_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 20
 _LONGEST_CHARACTER = 4  # bytes
+_CONTEXT = 2048  # characters on either side of a place that decide its tokens: no word is as long
+_TRIES = 8
+_BETWEEN = re.compile(r"(?<=\S)\s")  # before the space behind a word
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
@@ -100,8 +104,8 @@ def _files_of(text: str) -> list[str]:
 def fragments_in(piece: TextPiece, text_key: str, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
     """Yield the documents of a piece, in order, each with True; a long one in fragments, the last with True.
 
-    The fragments' ids, one after another, are those of the document. With bytes any file is read so, in
-    little memory. A `tokenizer.json` gets each document whole.
+    The fragments' ids, one after another, are those of the document. A file that is one document is read so,
+    in little memory.
     """
     path = Path(piece.path)
     try:
@@ -112,9 +116,26 @@ def fragments_in(piece: TextPiece, text_key: str, tokenizer: Tokenizer) -> Itera
         elif isinstance(tokenizer, ByteTokenizer):
             yield from _blocks(piece)
         else:
-            yield "".join(text for text, _ in _blocks(piece)), True
+            yield from _divided(piece, tokenizer)
     except OSError as refused:
         raise InputError(f"cannot read {path}: {reason(refused)}", hint="check its permissions") from refused
+
+
+def _divided(piece: TextPiece, tokenizer: FileTokenizer) -> Iterator[tuple[str, bool]]:
+    """Yield a file of text in fragments that `tokenizer` can take one by one, as far as it can be divided."""
+    held: list[str] = []
+    tries = 0
+    for block, is_last in _blocks(piece):
+        held.append(block)
+        if is_last or tries == _TRIES:
+            continue
+        text = "".join(held)
+        if place := tokenizer.place_to_divide(text):
+            yield text[:place], False
+            held, tries = [text[place:]], 0
+        else:
+            tries += 1
+    yield "".join(held), True
 
 
 def _blocks(piece: TextPiece) -> Iterator[tuple[str, bool]]:
@@ -254,6 +275,23 @@ class FileTokenizer:
         """Return the ids of a text, and the character at which each begins."""
         encoded = self._of_rust(lambda: self.inner.encode(text, add_special_tokens=False))
         return np.array(encoded.ids, np.int32), np.array([start for start, _ in encoded.offsets], np.int64)
+
+    def place_to_divide(self, text: str) -> int:
+        """Return a place near the text's end where its ids can be divided; 0 if there is none.
+
+        It lies behind a word: words are divided before tokens are looked for in them. The ids about
+        the place are compared with those of both sides by themselves.
+        """
+        if self.inner.pre_tokenizer is None:
+            return 0
+        last = len(text) - _CONTEXT
+        found = [match.start() for match in _BETWEEN.finditer(text, max(last - _CONTEXT, 0), max(last, 0))]
+        for place in found[: -_TRIES - 1 : -1]:
+            start, stop = max(place - _CONTEXT, 0), place + _CONTEXT
+            around, before, behind = self.encode([text[start:stop], text[start:place], text[place:stop]])
+            if np.array_equal(around, np.concatenate([before, behind])):
+                return place
+        return 0
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text, with special tokens; ids without a token are left out."""

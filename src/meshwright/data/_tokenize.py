@@ -110,8 +110,11 @@ def as_dtype(ids: np.ndarray, settings: Settings, where: str, is_end: bool = Tru
 
 def sha256_of(path: str) -> str:
     """Return the SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
     with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -20,7 +20,10 @@ _LONGEST_NAME = 50  # a pod's name is a label of at most 63 characters: ours, a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A checked order: `name` is a DNS label, and `mount` the folder above `folder` that all hosts share."""
+    """A checked order: `name` is a DNS label, and `mount` the folder above `folder` that all hosts share.
+
+    `image`: None where nobody has named one, as none of Meshwright is published.
+    """
 
     config_file: str
     fleet: Fleet
@@ -28,7 +31,7 @@ class Job:
     steps: int | None
     folder: str
     hours: int
-    image: str
+    image: str | None
     volume: str
 
     def command(self, config_file: str) -> list[str]:

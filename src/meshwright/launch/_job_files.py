@@ -41,7 +41,7 @@ def job_file(
     steps: int | None,
     folder: str,
     hours: int = 24,
-    image: str = "meshwright:latest",
+    image: str | None = None,
     volume: str = "runs",
 ) -> str:
     """Return the text of a job file that trains a configuration on a fleet and resumes after interruptions.
@@ -54,7 +54,8 @@ def job_file(
         steps: of the whole run; None for the configuration's.
         folder: the run's folder, which all hosts must share. Absolute for "k8s" and "skypilot".
         hours: the time limit; Slurm only.
-        image: the container image that holds Meshwright; "k8s" only.
+        image: the container image that holds Meshwright, "k8s" only. None is published: `deploy/Dockerfile`
+            makes one. Without it the pods name none, and Kubernetes refuses the file until you name it.
         volume: the PersistentVolumeClaim ("k8s") or SkyPilot volume that is mounted where `folder` lies.
 
     Raises:
@@ -78,7 +79,8 @@ def job_file(
     for what, path in (("configuration", config_file), ("run's folder", folder)):
         check_path(what, path)
     for what, word in (("image", image), ("volume", volume)):
-        check_word(what, word)
+        if word is not None:
+            check_word(what, word)
     job = Job(
         config_file=config_file,
         fleet=fleet,

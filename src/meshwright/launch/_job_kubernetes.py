@@ -49,7 +49,8 @@ def kubernetes_file(job: Job) -> str:
     if fleet.num_hosts > 1:
         documents.insert(0, _service(job))
     head = comments(
-        f"Trains on {fleet.name}: kubectl apply -f FILE. Set before: the image, which holds Meshwright, and",
+        f"Trains on {fleet.name}: kubectl apply -f FILE. Set before:",
+        *_which_image(job),
         f"the claim {job.volume}: a volume that all pods can write at once (ReadWriteMany), mounted on",
         f"{job.mount}. Data files that the configuration names must lie there too. One pod per host; the",
         "pods find each other through the headless service. A pod that breaks off is made again, and all",
@@ -57,6 +58,16 @@ def kubernetes_file(job: Job) -> str:
         *_which_nodes(fleet),
     )
     return "\n".join(head) + "\n" + "---\n".join(yaml_text(document) for document in documents)
+
+
+def _which_image(job: Job) -> list[str]:
+    """Return lines about the image that the pods run."""
+    if job.image is not None:
+        return [f"the image {job.image}, which must hold Meshwright (deploy/Dockerfile makes one), and"]
+    return [
+        "an `image` below `name: train`, which must hold Meshwright. None is published, so none is named",
+        "here, and Kubernetes refuses the file until you name it: deploy/Dockerfile makes one. And",
+    ]
 
 
 def _which_nodes(fleet: Fleet) -> list[str]:
@@ -143,7 +154,7 @@ def _pod(job: Job) -> dict[str, Any]:
         command = ["sh", "-c", _unexpanded(_TPU_SCRIPT), "sh", *command]
     container = {
         "name": "train",
-        "image": job.image,
+        **({} if job.image is None else {"image": job.image}),
         "command": command,
         **({"env": _environment(job, knows_place=not is_tpu_slice)} if fleet.num_hosts > 1 else {}),
         "resources": {"limits": resource},

@@ -22,7 +22,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
@@ -73,7 +73,7 @@ def findings_of(
     return (
         *_replicated_arguments(compiled, small_bytes),
         *_replicated_activations(executions.program, compiled, memory, small_bytes),
-        *_duplicated_work(flops),
+        *_duplicated_work(flops, dict(compiled.mesh_axes)),
         *_kept_on_the_device(compiled.arguments, memory),
         *_undone_gathers(executions.program, messages, SMALL_SHARE * sent_bytes),
         *_reduced_each_microbatch(executions.program, messages, SMALL_SHARE * sent_bytes),
@@ -141,16 +141,18 @@ def _bytes(buffers: list[Buffer]) -> int:
     return sum(buffer.num_bytes for buffer in buffers)
 
 
-def _duplicated_work(flops: FlopLedger) -> Iterator[Finding]:
+def _duplicated_work(flops: FlopLedger, axes: Mapping[str, int]) -> Iterator[Finding]:
     for module, wasted in flops.waste_by_module.items():
         if wasted > SMALL_SHARE * flops.executed:
+            heads = " (of key-value heads, by a smaller tensor)" if axes.get("tensor", 1) > 1 else ""
+            capacity = ": of experts, by a smaller capacity factor" if "expert" in module else ""
             yield Finding(
                 kind="work done twice",
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
-                mend="split its operands over the axis whose devices do the same (of key-value heads, by a "
-                "smaller tensor), or drop the padding: of experts, by a smaller capacity factor",
+                mend=f"split its operands over the axis whose devices do the same{heads}, or drop the "
+                f"padding{capacity}",
             )
 
 

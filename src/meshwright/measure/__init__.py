@@ -24,9 +24,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._leaks import leak_error as leak_error
     from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
     from ._leaks import refuse_leaked as refuse_leaked
+    from ._measured_runs import KnownRates as KnownRates
     from ._measured_runs import calibration_for as calibration_for
     from ._measured_runs import forget_measured_runs as forget_measured_runs
     from ._measured_runs import keep_measured_run as keep_measured_run
+    from ._measured_runs import known_rates as known_rates
     from ._measured_runs import measured_runs_for as measured_runs_for
     from ._measured_runs import measured_runs_path as measured_runs_path
     from ._memory import DeviceMemory as DeviceMemory
@@ -37,6 +39,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._memory import bytes_on as bytes_on
     from ._memory import live as live
     from ._memory import memory as memory
+    from ._timing import WARM_UP_STEPS as WARM_UP_STEPS
     from ._timing import MatmulMFU as MatmulMFU
     from ._timing import StepClock as StepClock
     from ._timing import Timing as Timing

@@ -27,6 +27,7 @@ from ..hardware import Calibration
 PROBE = "meshwright.measure._probe"
 TIME_LIMIT_SECONDS = 120
 LAST_LINES = 8
+STOPPED = "stopped while this machine's rates were measured, once for all predictions: the next command does"
 OLD_DAYS = 30
 LOAD_SECONDS = 0.3  # for which the load of the machine is observed
 BUSY = 0.2  # share of cores that others use: rates come out 20 % too low, half the width of a CPU's interval
@@ -166,6 +167,9 @@ def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> Cali
             command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
         )
         lines = (done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(STOPPED)
+        raise
     except subprocess.TimeoutExpired:
         lines = [f"not done after {TIME_LIMIT_SECONDS} s"]
     if not path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..compiler import cache_lock, write_cached
@@ -33,6 +34,19 @@ def measured_runs_for(fleet: Fleet) -> MeasuredRuns | None:
         raise InputError(f"{path}: {damaged.message}", hint=_way_back(fleet)) from damaged
     except (OSError, ValueError) as refused:
         raise InputError(f"{path} cannot be read: {reason(refused)}", hint=_way_back(fleet)) from refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRates:
+    """What was measured of a fleet's chip when a step was weighed: its rates and its steps, or None."""
+
+    calibration: Calibration | None = None
+    measured: MeasuredRuns | None = None
+
+
+def known_rates(fleet: Fleet) -> KnownRates:
+    """Return what is measured of a fleet's chip; raises as `calibration_for` and `measured_runs_for`."""
+    return KnownRates(calibration=calibration_for(fleet), measured=measured_runs_for(fleet))
 
 
 def keep_measured_run(fleet: Fleet, run: MeasuredRun) -> MeasuredRuns:

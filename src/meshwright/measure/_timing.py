@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,10 +61,6 @@ class StepClock:
         self.seconds.append(now - self._last)
         self._last = now
         return self.seconds[-1]
-
-    def usual_seconds(self) -> float:
-        """Return the median so far; the first steps count only while there are no others."""
-        return statistics.median(self.seconds[WARM_UP_STEPS:] or self.seconds)
 
     def spread(self) -> Percentiles | None:
         """Summarise all steps but the first two; None if there are no others."""

@@ -128,6 +128,8 @@ class Search:
         self._open = estimates.memory_bound <= room_bytes
         self._families = candidates.families()
         self._tried_families: set[int] = set()
+        self._chosen_families: set[int] = set()  # without those of `prefer` that are not to count
+        self._uncounted: frozenset[int] = frozenset()
         self.num_too_large = int((~self._open).sum())
         self.outcomes: dict[int, SearchOutcome] = {}
         self._pending: set[int] = set()
@@ -155,16 +157,21 @@ class Search:
         ]
         return min(fitting, key=lambda each: each[0])[1] if fitting else None
 
-    def most_promising(self, count: int) -> list[int]:
-        """Return the candidates with the largest probability of fitting over expected seconds, best first."""
+    def promise(self) -> Numbers:
+        """Return of each candidate the probability of fitting over expected seconds; -1 of those not open."""
         seconds, _ = self.expected_seconds()
-        promise = np.where(self._open, promise_of(seconds, self.probability_of_fitting()), -1.0)
+        return np.where(self._open, promise_of(seconds, self.probability_of_fitting()), -1.0)
+
+    def most_promising(self, count: int) -> list[int]:
+        """Return the candidates with the largest promise, best first."""
+        promise = self.promise()
         best = np.argsort(-promise, kind="stable")[:count]
         return [int(row) for row in best if promise[row] > 0]
 
-    def prefer(self, rows: Iterable[int]) -> None:
-        """Let `next` return these first: what they turn out to be costs no compilation."""
+    def prefer(self, rows: Iterable[int], uncounted: Iterable[int] = ()) -> None:
+        """Let `next` return these first. Families of `uncounted` are not among those that a search tries."""
         self._preferred = [row for row in rows if self._open[row]]
+        self._uncounted = frozenset(uncounted)
 
     def next(self) -> int | None:
         """Return the candidate to compile now, and hold it as begun; None if nothing promises a saving."""
@@ -185,6 +192,8 @@ class Search:
     def _begin(self, row: int) -> int:
         self._open[row] = False
         self._tried_families.add(int(self._families[row]))
+        if row not in self._uncounted:
+            self._chosen_families.add(int(self._families[row]))
         self._pending.add(row)
         return row
 
@@ -196,7 +205,7 @@ class Search:
         else:
             gain = fits * expected_saving(self.outcomes[best].seconds or 0.0, seconds, spread)
         gain = np.where(worth, gain, -1.0)
-        if len(self._tried_families) < NUM_FAMILIES:
+        if len(self._chosen_families) < NUM_FAMILIES:
             least = (seconds / np.maximum(fits, 1e-3))[worth].min()
             promising = worth & (seconds / np.maximum(fits, 1e-3) <= PROMISING * least)
             fresh = promising & ~np.isin(self._families, list(self._tried_families))

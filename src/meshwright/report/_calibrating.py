@@ -66,7 +66,8 @@ def _interval(interval: Interval) -> str:
     words = format_seconds(interval.expected)
     if interval.low is None or interval.high is None:
         return words
-    return f"{words} ({format_seconds(interval.low)} to {format_seconds(interval.high)})"
+    low, high = (format_seconds(end, like=interval.expected) for end in (interval.low, interval.high))
+    return f"{words} ({low} to {high})"
 
 
 def _notes(made: Calibrated) -> Iterator[Words]:

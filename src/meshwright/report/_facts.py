@@ -162,9 +162,17 @@ class RunFiles:
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return steps and values of one metric in order of the steps; a repeated step has its last value."""
-        values = {line["step"]: float(line[key]) for line in self.metrics if line.get(key) is not None}
+        values = {line["step"]: float(line[key]) for line in self.metrics if is_drawn(line.get(key))}
         steps = sorted(values)
         return steps, [values[step] for step in steps]
+
+
+LARGEST_DRAWN = 1e100  # axes are computed with differences and squares
+
+
+def is_drawn(value: object) -> bool:
+    """Return whether a value of a file is a number that a curve can show."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_DRAWN
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -206,7 +214,8 @@ def _entries(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ..
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             entry = parsed_json(line)
-            entry["step"] = int(entry["step"])
+            if type(entry["step"]) is not int or not is_drawn(entry["step"]):
+                raise ValueError("its step is not the number of one")
             entries.append(entry)
         except (ValueError, KeyError, TypeError, OverflowError):
             broken.append(number)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.results import FleetPlans, Plan
+from meshwright.planned import FleetPlans, Plan
 from meshwright.units import format_bytes, format_seconds
 
 from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
 from ._plan import COLUMNS, unit_of
-from ._weighing import cost_words, run_words
+from ._weighing import LISTED, YOURS, cost_words, run_words
 
 LARGE_PRICE = 100.0  # from which cents do not matter
 
@@ -55,7 +55,7 @@ def _verdict(made: FleetPlans) -> Iterator[Words]:
         chosen = next(each for each in made.plans if each.fleet.name == plan)
         total = None if chosen.best is None else chosen.best.run_total
         if total is not None:
-            cost = cost_words(total)
+            cost = cost_words(total, LISTED if chosen.price else YOURS)
             words = f"{run_words(total, unit_of(chosen))}{f'; {cost}' if cost else ''}"
             yield Words(lead=f"RUN on {chosen.fleet.name}: ", text=words)
 
@@ -72,7 +72,7 @@ def _table(made: FleetPlans) -> ReportTable:
         TableRow(cells=_cells(plan), tone="strong" if plan is made.fastest else "") for plan in made.ranked
     ]
     rows += [TableRow(cells=(name, *(["-"] * 7)), tone="faint") for name in made.refused]
-    numbers = ("step", "reserved", "MFU", "to spare", "price of a step")
+    numbers = ("step", "memory", "MFU", "to spare", "price of a step")
     return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1)
 
 
@@ -82,21 +82,24 @@ def _cells(plan: Plan) -> tuple[str, ...]:
     if winner is None or winner.step_seconds is None or winner.prediction is None:
         return (plan.fleet.name, "nothing fits", "", "-", "-", "-", "-", "-")
     spare = "-"
-    if winner.room_bytes is not None and winner.reserved_bytes is not None:
-        spare = percent(winner.room_bytes - winner.reserved_bytes, winner.room_bytes)
+    if winner.usable_bytes is not None and winner.needed_bytes is not None:
+        spare = percent(winner.usable_bytes - winner.needed_bytes, winner.usable_bytes)
     return (
         plan.fleet.name,
         winner.layout,
         winner.settings,
         format_seconds(winner.step_seconds.expected),
-        "-" if winner.reserved_bytes is None else format_bytes(winner.reserved_bytes),
+        "-" if winner.needed_bytes is None else format_bytes(winner.needed_bytes),
         share_of_peak(winner.prediction.mfu),
         spare,
-        _price_words(plan.price_per_step),
+        _price_words(plan),
     )
 
 
-def _price_words(price: float | None) -> str:
+def _price_words(plan: Plan) -> str:
+    """Return the price of a step; a list price is in dollars, and another in its giver's currency."""
+    price = plan.price_per_step
     if price is None:
         return "-"
-    return f"{price:,.0f}" if price >= LARGE_PRICE else f"{price:.3g}"
+    amount = f"{price:,.0f}" if price >= LARGE_PRICE else f"{price:.3g}"
+    return f"${amount}" if plan.price else amount

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.results import Plan, Planned
+from meshwright.planned import Plan, Planned
 from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._costs import buffer_table, memory_bars
@@ -33,12 +33,22 @@ from ._model import (
     timeline_plot,
 )
 from ._schedule import schedule_lanes
-from ._weighing import cost_words, interval_words, run_words, schedule_blocks, time_bars, time_figures
+from ._weighing import (
+    LISTED,
+    YOURS,
+    cost_words,
+    fitting_words,
+    interval_words,
+    run_words,
+    schedule_blocks,
+    time_bars,
+    time_figures,
+)
 
 MOST_ROWS = 8  # of the ranked table on a terminal, unless told
 ALIKE = 0.01  # share of the step below which two candidates are practically the same
 LEAST_NAMED = 0.005  # share of the step; smaller differences are not named
-COLUMNS = ("layout", "settings", "step", "reserved", "MFU", "")
+COLUMNS = ("layout", "settings", "step", "memory", "MFU", "")
 
 
 def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = "") -> Document:
@@ -113,19 +123,15 @@ def unit_of(plan: Plan) -> str:
 def _verdict(plan: Plan) -> Iterator[Words]:
     """Yield the winner with its figures, or that nothing fits with what would."""
     best = plan.winner
+    yield _compiled_words(plan)
     if best is None or plan.best is None or best.step_seconds is None or best.prediction is None:
         yield from _nothing_fits(plan)
         return
     if plan.smaller:
         yield Words(lead="SMALLEST: ", text=f"{plan.fleet.name} of those tried", tone="good")
     yield Words(text=f"BEST: {best.words}", tone="good")
-    if best.room_bytes is not None and best.reserved_bytes is not None:
-        spare = best.room_bytes - best.reserved_bytes
-        yield Words(
-            lead="FITS: ",
-            text=f"{format_bytes(best.reserved_bytes)} reserved of {format_bytes(best.room_bytes)} that a "
-            f"program may have, {format_bytes(spare)} ({percent(spare, best.room_bytes)}) to spare",
-        )
+    if best.needed_bytes is not None and best.usable_bytes is not None:
+        yield Words(lead="FITS: ", text=fitting_words(best.needed_bytes, best.usable_bytes))
     prediction = best.prediction
     rate = prediction.tokens_per_second_per_device
     per_device = "" if rate is None else f", {format_count(rate)} {unit_of(plan)}/s per device"
@@ -133,20 +139,50 @@ def _verdict(plan: Plan) -> Iterator[Words]:
         lead=f"STEP: {interval_words(best.step_seconds)}",
         text=f"{per_device}, MFU {share_of_peak(prediction.mfu)}",
     )
+    if plan.simplest is not None:
+        yield Words(lead="SIMPLEST: ", text=_simplest_words(plan, best, plan.simplest))
     total = plan.best.run_total
     if total is not None:
         yield Words(lead="RUN: ", text=run_words(total, unit_of(plan)))
-        if words := cost_words(total):
+        if words := cost_words(total, LISTED if plan.price else YOURS):
             yield Words(lead="COST: ", text=words)
         if plan.price:
             yield Words(text=f"  at a list price: {plan.price}", tone="faint")
 
 
+def _compiled_words(plan: Plan) -> Words:
+    """Say of how many candidates the plan knows more than an estimate."""
+    compiled = sum(not candidate.failed for candidate in plan.candidates) - _num_again(plan)
+    others = "" if compiled >= plan.num_considered else "; of the others only estimates are known"
+    return Words(
+        lead=f"COMPILED: {compiled} of {plan.num_considered:,} candidates",
+        text=f" in {format_seconds(plan.seconds)}{others}",
+    )
+
+
+def _num_again(plan: Plan) -> int:
+    """Return how many candidates were compiled once more without their loop over layers."""
+    return sum(candidate.overrides.get("layer_loop") == "unroll" for candidate in plan.candidates)
+
+
+def _simplest_words(plan: Plan, best: Planned, simplest: Planned) -> str:
+    """Name the simplest candidate whose interval overlaps that of the best, and what it costs."""
+    assert best.step_seconds is not None, "the winner has a time"
+    assert simplest.step_seconds is not None, "only candidates with a time are in the interval"
+    if simplest is best:
+        return "the best itself"
+    step = simplest.step_seconds.expected
+    slower = percent(step - best.step_seconds.expected, best.step_seconds.expected)
+    return f"{simplest.words}: {format_seconds(step)}, {slower} longer, within the interval of the best"
+
+
 def _nothing_fits(plan: Plan) -> Iterator[Words]:
-    compiled = sum(not candidate.failed for candidate in plan.candidates)
+    if all(candidate.failed for candidate in plan.candidates):
+        why = "their compilations failed or were cut off: a larger --budget lets them end"
+        yield Words(text=f"NONE COMPILED: {why}", tone="open")
+        return
     yield Words(
-        text=f"NOTHING FITS: {compiled} candidates were compiled, {plan.num_open:,} others were not tried",
-        tone="bad",
+        text=f"NOTHING FITS of what was compiled; {plan.num_open:,} others were not tried", tone="bad"
     )
     for change in plan.suggestions:
         if change.fits:
@@ -160,7 +196,7 @@ def _figures(candidate: Planned) -> tuple[str, str, str, str]:
     seconds, prediction = candidate.step_seconds, candidate.prediction
     return (
         "-" if seconds is None else format_seconds(seconds.expected),
-        "-" if candidate.reserved_bytes is None else format_bytes(candidate.reserved_bytes),
+        "-" if candidate.needed_bytes is None else format_bytes(candidate.needed_bytes),
         "-" if prediction is None else share_of_peak(prediction.mfu),
         "does not fit" if candidate.fits is False else "",
     )
@@ -174,7 +210,7 @@ def _ranked_table(plan: Plan, most_rows: int | None) -> ReportTable:
         remark = remark or ("front" if candidate in front else "")
         cells = (candidate.layout, candidate.settings, *figures, remark)
         rows.append(TableRow(cells=cells, tone=_tone(plan, candidate)))
-    return ReportTable(columns=COLUMNS, rows=tuple(rows), numbers=("step", "reserved", "MFU"), unbroken=1)
+    return ReportTable(columns=COLUMNS, rows=tuple(rows), numbers=("step", "memory", "MFU"), unbroken=1)
 
 
 def _tone(plan: Plan, candidate: Planned) -> Tone:
@@ -270,13 +306,15 @@ def _searched(plan: Plan) -> Iterator[Words]:
     failed = len(plan.candidates) - compiled
     cached = sum(candidate.cached for candidate in plan.candidates)
     from_cache = f" ({cached} from the cache)" if cached else ""
-    again = sum(candidate.overrides.get("layer_loop") == "unroll" for candidate in plan.candidates)
+    again = _num_again(plan)
     in_two_ways = f", {again} of them once more without the loop over layers" if again else ""
     considered = f"{plan.num_considered:,} candidates of {plan.num_layouts:,} layouts"
     yield Words(
         text=f"{considered} in {format_seconds(plan.seconds)}: {compiled} compiled{from_cache}"
         f"{in_two_ways}, {failed} failed, {plan.num_open:,} not tried: {plan.ended}."
     )
+    for note in plan.notes:
+        yield Words(text=f"In the run that --toml writes, {note}.", tone="faint")
     if plan.removed:
         listed = sorted(plan.removed.items(), key=lambda item: -item[1])
         yield Words(
@@ -294,7 +332,7 @@ def _page_table(plan: Plan) -> ReportTable:
     settings = tuple(dict.fromkeys(name for each in chosen for name in each))
     estimated = ("estimated",) if any(c.estimated_seconds is not None for c in plan.ranked) else ()
     remarks = ("",) if any(_figures(candidate)[-1] for candidate in plan.ranked) else ()
-    columns = ("layout", *settings, "step", "reserved", "MFU", *estimated, *remarks)
+    columns = ("layout", *settings, "step", "memory", "MFU", *estimated, *remarks)
     rows: list[TableRow] = []
     for candidate, given in zip(plan.ranked, chosen, strict=True):
         *figures, remark = _figures(candidate)
@@ -304,10 +342,10 @@ def _page_table(plan: Plan) -> ReportTable:
         cells += [remark] if remarks else []
         expected = None if candidate.step_seconds is None else candidate.step_seconds.expected
         mfu_share = None if candidate.prediction is None else candidate.prediction.mfu
-        sizes = (expected, candidate.reserved_bytes, mfu_share, *([seconds] if estimated else []))
+        sizes = (expected, candidate.needed_bytes, mfu_share, *([seconds] if estimated else []))
         values = (None, *(None for _ in settings), *sizes, *(None for _ in remarks))
         rows.append(TableRow(cells=tuple(cells), tone=_tone(plan, candidate), values=values))
-    numbers = ("microbatch", "step", "reserved", "MFU", "estimated")
+    numbers = ("microbatch", "step", "memory", "MFU", "estimated")
     return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
 
 
@@ -333,22 +371,22 @@ def _scatter(plan: Plan) -> Scatter | None:
     dots: list[Dot] = []
     front = plan.front
     for candidate in plan.ranked:
-        seconds, reserved = candidate.step_seconds, candidate.reserved_bytes
-        if candidate.failed or seconds is None or reserved is None:
+        seconds, needed = candidate.step_seconds, candidate.needed_bytes
+        if candidate.failed or seconds is None or needed is None:
             continue
-        figures = f"{format_seconds(seconds.expected)}, {format_bytes(reserved)}"
+        figures = f"{format_seconds(seconds.expected)}, {format_bytes(needed)}"
         words = f"{candidate.words}: {figures}"
         kind = "best" if candidate is plan.winner else "does not fit" if candidate.fits is False else "fits"
-        dots.append(Dot(x=seconds.expected, y=reserved, words=words, kind=kind, joined=candidate in front))
+        dots.append(Dot(x=seconds.expected, y=needed, words=words, kind=kind, joined=candidate in front))
     if not dots:
         return None
-    room = next((c.room_bytes for c in plan.ranked if c.room_bytes is not None), None)
+    usable = next((c.usable_bytes for c in plan.ranked if c.usable_bytes is not None), None)
     return Scatter(
-        label="reserved bytes of one device against seconds of a step",
+        label="bytes that one device needs against seconds of a step",
         dots=tuple(dots),
         x_ticks=second_ticks,
         y_ticks=byte_ticks,
-        limit=None if room is None else (room, f"room, {format_bytes(room)}"),
+        limit=None if usable is None else (usable, f"usable, {format_bytes(usable)}"),
     )
 
 

@@ -53,12 +53,21 @@ STYLES = {
 CLASSES = {"good": "verdict fits", "bad": "verdict lacks", "open": "verdict open", "warning": "verdict open"}
 MANY_COLUMNS = 5  # with this many or more, a narrow screen shows each row as a card
 WIDE, NARROW = 8.6, 4.4  # inches
-FILE = re.compile(r"[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?")
+LEAST_BAR = 4  # columns
+NARROW_COLUMNS = 76  # of a terminal, below which names may be folded
+MOST_KEPT = 16  # letters of a figure that is never broken
+# From the beginning of a word alone: a long one that is no file's name is then looked at once.
+FILE = re.compile(
+    r"(?<![\w.-])[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A segment of a bar of `BAR_WIDTH` columns, from one share of it to another; at least half a cell."""
+    """A segment of a bar, from one share of it to another; at least half a cell.
+
+    A bar has `BAR_WIDTH` columns, or what a narrow terminal leaves beside the figures.
+    """
 
     begin: float
     end: float
@@ -66,7 +75,7 @@ class Span:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         """Draw it, with half cells where the terminal has them."""
-        halves = 2 * BAR_WIDTH
+        halves = 2 * min(BAR_WIDTH, options.max_width)
         begin = min(round(halves * self.begin), halves - 1)
         end = min(max(round(halves * self.end), begin + 1), halves)
         if options.ascii_only:
@@ -77,8 +86,19 @@ class Span:
         yield Segment(text, Style.parse(self.style))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Request the whole bar's width, so that all rows have the same scale."""
-        return Measurement(BAR_WIDTH, BAR_WIDTH)
+        """Request a whole bar; all rows of a column get the same width, and so the same scale."""
+        return Measurement(LEAST_BAR, BAR_WIDTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A table that keeps its figures whole: on a narrow terminal names and words are folded instead."""
+
+    table: ReportTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Lay the table out for the width that it has."""
+        yield _terminal_table(self.table, is_narrow=options.max_width < NARROW_COLUMNS)
 
 
 def terminal(document: Document) -> RenderableType:
@@ -105,7 +125,7 @@ def _terminal_section(part: ReportSection) -> Iterator[RenderableType]:
             case ReportTable():
                 if isinstance(before, ReportTable):
                     yield Text()
-                yield _indented(_terminal_table(block))
+                yield _indented(Fitted(table=block))
             case Bars():
                 yield _indented(_terminal_bars(block))
             case _:
@@ -124,13 +144,21 @@ def _printable(text: str) -> str:
     )
 
 
-def _terminal_table(table: ReportTable) -> RichTable:
+def _terminal_table(table: ReportTable, *, is_narrow: bool) -> RichTable:
     made = RichTable(
         box=None, show_header=table.head, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
     )
     for place, name in enumerate(table.columns):
-        justify = "right" if name in table.numbers else "left"
-        made.add_column(name, justify=justify, overflow="fold", no_wrap=place < table.unbroken)
+        is_number = name in table.numbers
+        longest = max((len(row.cells[place]) for row in table.rows), default=0)
+        keeps = is_narrow and is_number and longest <= MOST_KEPT
+        made.add_column(
+            name,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=keeps or (place < table.unbroken and not is_narrow),
+            min_width=longest if keeps else None,
+        )
     for row in table.rows:
         first, *others = row.cells
         cells: list[RenderableType] = [Text("  " * row.is_part + first), *map(Text, others)]
@@ -144,8 +172,10 @@ def _terminal_table(table: ReportTable) -> RichTable:
 def _terminal_bars(bars: Bars) -> RichTable:
     """Return a row for each part, whose bar begins where the one above it ends."""
     made = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "right", "left"):
-        made.add_column(justify=justify, no_wrap=True)
+    made.add_column(overflow="fold")
+    for _ in ("amount", "share"):
+        made.add_column(justify="right", no_wrap=True)
+    made.add_column()  # which gives way first on a narrow terminal, before the names
 
     def add(name: str, amount: str, begin: float, size: float, style: str) -> None:
         span = Span(begin=begin / bars.whole, end=(begin + size) / bars.whole, style=style)

@@ -15,9 +15,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshwright.hardware import Calibration
+from meshwright.planned import FleetPlans, Plan
 from meshwright.reconciliation import Calibrated, History, Measurement, Reconciliation
 from meshwright.reconciliation import Row as ComparedRow
-from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, TorchWeighing, Weighing
+from meshwright.results import Changes, Run, Sweep, SweepRun, TorchWeighing, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -263,18 +264,20 @@ def row_cells(row: ComparedRow) -> tuple[str, str, str, str, str]:
     error = "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %"
     predicted = _amount(row.predicted, row.unit)
     if row.low is not None and row.high is not None:
-        predicted += f" ({_amount(row.low, row.unit)} to {_amount(row.high, row.unit)})"
+        low, high = (_amount(end, row.unit, like=row.predicted) for end in (row.low, row.high))
+        predicted += f" ({low} to {high})"
     return row.quantity, predicted, _amount(row.measured, row.unit), error, row.how
 
 
-def _amount(value: float, unit: str) -> str:
+def _amount(value: float, unit: str, like: float | None = None) -> str:
+    """Return an amount with its unit; the ends of an interval have the unit of its amount, `like`."""
     match unit:
         case "bytes":
             return format_bytes(value)
         case "FLOP":
             return flop_words(value)
         case "seconds":
-            return format_seconds(value)
+            return format_seconds(value, like=like)
         case "share":
             return percent(value, 1)
         case _:
@@ -299,6 +302,9 @@ def _run_page(run: RunFiles, lanes: Lanes | None = None) -> Document:
     `lanes`: the schedule of the step, for which the files do not suffice.
     """
     weighing, measured = run.weighing, run.measurement
+    # A run on simulated devices is there to be trained: its curve comes first, and that no verdict is last.
+    has_curve = bool(run.series("loss")[1])
+    is_simulated = has_curve and weighing is not None and weighing.ledger.memory.usable_bytes is None
     facts = [] if weighing is None else [title_facts(weighing)]
     if measured is not None:
         facts += [_steps_words(measured), f"{measured.date[:16].replace('T', ' ')} UTC"]
@@ -306,14 +312,16 @@ def _run_page(run: RunFiles, lanes: Lanes | None = None) -> Document:
         title=run.name if weighing is None else weighing.config,
         facts=", ".join(facts),
         sections=(
-            *section("", *(() if weighing is None else verdict(weighing))),
+            *section("", *(() if weighing is None or is_simulated else verdict(weighing))),
             *section("Not whole", *(Words(text=note) for note in run.notes), tone="warning"),
             *section("", _cards(run)),
+            *(_loss_sections(run) if is_simulated else ()),
             *(() if weighing is None else time_sections(weighing, on_page=True, lanes=lanes)),
-            *_loss_sections(run),
+            *(() if is_simulated else _loss_sections(run)),
             *_notice_sections(run),
             *_seconds_sections(measured),
             *(() if run.reconciliation is None else _reconciliation_sections(run.reconciliation)),
+            *section("", *(verdict(weighing) if weighing is not None and is_simulated else ())),
             *(() if weighing is None else cost_sections(weighing, on_page=True)),
             *(() if weighing is None else fault_sections(weighing)),
             *(() if measured is None else _sample_sections(measured)),

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
-from meshwright.measure import calibration_for, measured_runs_for
 from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
@@ -41,9 +40,10 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
         executions = executions_in(weighing.folder, weighing.compiled)
     except (InputError, OSError):
         return None
-    fleet = weighing.fleet
-    known = calibration_for(fleet), measured_runs_for(fleet)
-    return lanes_of(predicted_busy(executions, weighing.compiled, fleet, *known, num_spans=NUM_SPANS))
+    known = weighing.rates.calibration, weighing.rates.measured
+    return lanes_of(
+        predicted_busy(executions, weighing.compiled, weighing.fleet, *known, num_spans=NUM_SPANS)
+    )
 
 
 def lanes_of(busy: Busy) -> Lanes | None:

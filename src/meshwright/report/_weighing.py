@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from meshwright.compiler import SIMULATED
 from meshwright.predict import Interval, Prediction, RunFlops, RunTotal
@@ -140,16 +141,21 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
     rest = f"{format_bytes(abs(spare))} ({percent(abs(spare), memory.usable_bytes)})"
     if spare >= 0:
-        return [
-            *lines,
-            Words(text=f"FITS: {gives}, {rest} to spare", tone="open" if facts.warnings else "good"),
-        ]
+        tone = "open" if facts.warnings else "good"
+        return [*lines, Words(text=f"FITS: {fitting_words(needed, memory.usable_bytes)}", tone=tone)]
     if memory.is_upper_bound:
         return [
             *lines,
             Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all", tone="open"),
         ]
     return [*lines, Words(text=f"DOES NOT FIT: {gives}, {rest} too much", tone="bad")]
+
+
+def fitting_words(needed_bytes: int, usable_bytes: int) -> str:
+    """Return what a device needs of what it has, and what it has to spare, as `weigh` and `plan` say it."""
+    spare = usable_bytes - needed_bytes
+    gives = f"{format_bytes(needed_bytes)} of {format_bytes(usable_bytes)} per device"
+    return f"{gives}, {format_bytes(spare)} ({percent(spare, usable_bytes)}) to spare"
 
 
 def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
@@ -406,14 +412,18 @@ def _faster_sections(prediction: Prediction) -> tuple[ReportSection, ...]:
 
 
 def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
-    """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end."""
+    """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end.
+
+    Both ends have the unit of the expected time.
+    """
+    shown = partial(format_seconds, like=seconds.expected)
     if seconds.low is None:
         high = seconds.high
-        ends = "no interval" if high is None else f"at most {format_seconds(high)}, no lower end"
+        ends = "no interval" if high is None else f"at most {shown(high)}, no lower end"
     elif seconds.high is None:
-        ends = f"at least {format_seconds(seconds.low)}, no upper end"
+        ends = f"at least {shown(seconds.low)}, no upper end"
     else:
-        ends = f"between {format_seconds(seconds.low)} and {format_seconds(seconds.high)}"
+        ends = f"between {shown(seconds.low)} and {shown(seconds.high)}"
     return f"{ends}: {'; '.join(reasons)}" if reasons else ends
 
 
@@ -440,10 +450,16 @@ def _threshold_words(flops: RunFlops) -> str:
     return f"{of if share >= LEAST_PERCENT else 'under 0.01 %'} of the reporting threshold 1e26"
 
 
-def cost_words(total: RunTotal) -> str:
-    """Return "891 (709 to 1.07K): 495 device-hours (394 to 592) at 1.80", in the currency of the price.
+YOURS, LISTED = "in your currency", "US dollars"
+
+
+def cost_words(total: RunTotal, currency: str = YOURS) -> str:
+    """Return "891 in your currency (709 to 1.07K): 495 device-hours (394 to 592) at 1.80".
 
     Without a price the line has only the hours; it is "" if they are few.
+
+    Args:
+        currency: that of the price; list prices are `LISTED`.
     """
     hours = total.device_hours
     if total.cost is None and hours.expected < LEAST_DEVICE_HOURS:
@@ -451,7 +467,9 @@ def cost_words(total: RunTotal) -> str:
     words = _with_ends(hours, _three_digits, " device-hours")
     if total.cost is None or total.price_per_device_hour is None:
         return words
-    return f"{_with_ends(total.cost, _money)}: {words} at {_money(total.price_per_device_hour)}"
+    return (
+        f"{_with_ends(total.cost, _money, f' {currency}')}: {words} at {_money(total.price_per_device_hour)}"
+    )
 
 
 def _with_ends(amounts: Interval, shown: Callable[[float], str], unit: str = "") -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..config import Layout, RunConfig
-from ..data import SourceEpochs
+from ..data import Dataset, SourceEpochs
 from ..hardware import Fleet
 from ..reconciliation import Percentiles
 from ._run_folder import RunFolder
@@ -25,7 +25,8 @@ RunPhase = Literal[
 FIRST_TRACED, LAST_TRACED = 3, 5
 """The steps of a process that a trace holds: the first two still fill caches."""
 NoticeKind = Literal[
-    "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal", "autotuning"
+    "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal", "autotuning",
+    "data",
 ]  # fmt: skip
 
 
@@ -222,7 +223,8 @@ class RunRequest:
     """A run that `run_training` is to make: its arguments, checked and resolved.
 
     `config`: trainable, with its batch resolved for `layout`. `devices`: those of `fleet`, from `devices_of`.
-    `folder`: after `make`. `steps`: of the whole run; the learning rate follows the config's number of steps.
+    `folder`: after `make`. `dataset`: the config's, opened. `steps`: of the whole run; the learning rate
+    follows the config's number of steps.
     `flops`: for MFU and HFU. `about`: JSON data that the checkpoints carry in addition to the config.
     `documents`: texts to write into the folder, by name. `on_event`: called with each event, in this thread.
     `first_weights`: the parameters to begin with; those of the seed if None.
@@ -237,6 +239,7 @@ class RunRequest:
     layout: Layout
     devices: Sequence[Any]
     folder: RunFolder
+    dataset: Dataset
     steps: int
     flops: StepFlops | None = None
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from ..config import FaultConfig
 from ..errors import InputError
 from ..extras import not_installed
 from ..launch import processes_of_this_run
-from ..measure import StepClock
+from ..measure import WARM_UP_STEPS, StepClock
 from ._interface import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, RunRequest, StepDone
 from ._run_folder import METRICS, RunFolder, Writes, write_whole
 
@@ -43,6 +43,7 @@ WINDOW_STEPS = 100
 LEAST_STEPS = 20  # needed to estimate a deviation
 PARTS = ("batch", "parameters", "loss", "gradients")  # in order: a bad value in one spreads to the next
 BASIC = ("loss", "gradient_norm", "learning_rate", "applied", "loss_scale")  # every model has these metrics
+RECENT_STEPS = 30  # by which the time that is left is told
 FIRST_STEPS = 5  # timed steps before the comparison with the prediction
 
 
@@ -273,6 +274,7 @@ class Recorder:
 
     def __init__(self, request: RunRequest, files: RunWriter, *, steps_per_epoch: int | None = None) -> None:
         self.clock = StepClock()
+        self._recent = deque[float](maxlen=RECENT_STEPS)
         self.losses: dict[int, float] = {}
         self.held_out_losses: dict[int, float] = {}
         self.held_out_metrics: dict[int, dict[str, float]] = {}
@@ -320,7 +322,7 @@ class Recorder:
                 gradient_norm=values["gradient_norm"],
                 learning_rate=values["learning_rate"],
                 tokens_per_second=rate,
-                seconds_left=self.clock.usual_seconds() * (self._request.steps - step),
+                seconds_left=self._usual_seconds(seconds + waited_seconds) * (self._request.steps - step),
                 mfu=mfu,
                 hfu=hfu,
                 metrics=more,
@@ -331,6 +333,16 @@ class Recorder:
         if spread is not None and spread.num_steps == FIRST_STEPS:
             self.emit(FirstStepsDone(step_seconds=spread, argument_bytes_per_device=self.argument_bytes))
         self._count_epoch(step, batch_index + 1, seconds + waited_seconds, {"loss": values["loss"], **more})
+
+    def _usual_seconds(self, seconds: float) -> float:
+        """Return the mean of the recent steps, the last one among them, with their waits for a batch.
+
+        The first steps of a run count only while there are no others.
+        """
+        if len(self.clock.seconds) == WARM_UP_STEPS + 1:
+            self._recent.clear()
+        self._recent.append(seconds)
+        return statistics.fmean(self._recent)
 
     def _follow_scale(self, step: int, values: Mapping[str, float]) -> None:
         """Report the first of the steps in a row that are skipped because the loss scale is too large."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..checkpoint import Found, check_match, unread_newest
 from ..compiler import installed_versions
 from ..config import Layout, RunConfig, num_stacked_layers
-from ..data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows, open_data
+from ..data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows
 from ..launch import agreed
 from ..measure import ResidentGrowth, describe_host
 from ..reconciliation import Measurement
@@ -61,7 +61,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         changes = [] if checkpoint is None else changes_since(checkpoint, config, request.layout)
         random.seed(config.seed)
         np.random.seed(config.seed)
-        dataset = open_data(config)
+        dataset = request.dataset
         request.on_event(_started(request, dataset))
         mesh = mesh_of(request.layout.axes, request.devices)
         with phases.of("compile"):

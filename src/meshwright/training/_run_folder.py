@@ -260,7 +260,7 @@ def last_recorded_step(folder: Path) -> int:
     for line in reversed(lines):
         try:
             return int(parsed_json(line)["step"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue  # cut short by a process that was killed
     return 0
 

@@ -25,10 +25,19 @@ from ..config import (
     MixtureData,
     RunConfig,
     StdlibData,
+    TextData,
     TokenFileData,
     TransformerModel,
 )
-from ..data import Dataset, MixedWindows, Tokenizer, TokenWindows, open_tokenizer, read_metadata
+from ..data import (
+    Dataset,
+    MixedWindows,
+    Tokenizer,
+    TokenWindows,
+    open_tokenizer,
+    read_metadata,
+    tokenizer_path,
+)
 from ..errors import InputError
 from ..hardware import Fleet
 from ..models import Context, model_of
@@ -232,8 +241,8 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
 def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
-    if name is None and isinstance(data, InstructionData):
-        name = data.tokenizer if data.tokenizer == "bytes" else str(Path(data.tokenizer, "tokenizer.json"))
+    if name is None and isinstance(data, InstructionData | TextData):
+        name = tokenizer_path(data.tokenizer)
     path = Path(data.path) if isinstance(data, TokenFileData | MixtureData) else None
     metadata = None if path is None else read_metadata(path)
     if name is not None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -157,10 +157,8 @@ def _entry_of(name: str, entry: Any) -> _Entry:
         ValueError: they are not as the format has them.
     """
     fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    counts = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
-    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in counts)
-    if not (isinstance(dtype, str) and whole and len(offsets) == 2):
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not (isinstance(dtype, str) and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2):
         what = f"{_shown(name)} has no dtype, shape and data_offsets of whole numbers: {_shown(entry)}"
         raise ValueError(what)
     made = _Entry(name=name, dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
@@ -170,6 +168,10 @@ def _entry_of(name: str, entry: Any) -> _Entry:
             what = f"{dtype}{list(made.shape)} has {wanted:,} bytes, and its range {made.end - made.begin:,}"
             raise ValueError(f"{_shown(name)}: {what}")
     return made
+
+
+def _are_counts(values: object) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(each) is int and each >= 0 for each in values)
 
 
 def _check_ranges(entries: Sequence[_Entry], num_bytes: int) -> None:

@@ -206,7 +206,7 @@ def _used_arguments(
     mapped = _mapped(jaxpr)
     used = zip(sorted(facts["kept_var_idx"]), facts["in_shardings"], strict=True)
     found: list[tuple[str, Any, Any]] = [
-        (names[place], jaxpr.invars[place].aval, mapped.get(jaxpr.invars[place], sharding))
+        (str(names[place]), jaxpr.invars[place].aval, mapped.get(jaxpr.invars[place], sharding))
         for place, sharding in used
     ]
     made = [_argument(name, aval, sharding, roles) for name, aval, sharding in found]

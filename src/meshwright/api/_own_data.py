@@ -1,0 +1,75 @@
+"""Let a run read somebody's own data, and open the data of a run before anything is compiled.
+
+Imports: `data`, `_weigh`. Used by: `_train`, `_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Overrides, RunConfig, TextData, override_pairs
+from ..data import Dataset, MixedWindows, TokenWindows, open_data, own_data
+from ..results import Phase
+from ..units import format_bytes
+from ._weigh import config_to_run
+
+if TYPE_CHECKING:
+    from ..launch import Alone
+
+TOKENIZER = "data.tokenizer"
+LARGE_BYTES = 2**26  # of texts, from which the progress of tokenizing is reported
+
+
+def config_with_data(
+    verb: str,
+    config: str | RunConfig,
+    data: str | Path | None,
+    overrides: Overrides,
+    layout: str | None,
+    begin_from: str | Path | None = None,
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the run that reads the data at a path, and what was decided about them, in words.
+
+    Args:
+        data: as for `train`; None leaves those of the configuration.
+        overrides: of the user's own; what they say of the data goes before what is found.
+        begin_from: the folder of a model, whose tokenizer is used if it has one.
+
+    Raises:
+        InputError: as for `config_to_run` and `own_data`.
+    """
+    if data is None:
+        return config_to_run(verb, config, overrides, layout), ()
+    given: dict[str, Any] = dict(override_pairs(overrides))
+    if begin_from is not None and TOKENIZER not in given and Path(begin_from, "tokenizer.json").is_file():
+        given[TOKENIZER] = str(begin_from)
+    others = {key: value for key, value in given.items() if not key.startswith("data.")}
+    found = own_data(str(data), config_to_run(verb, config, others, layout), given)
+    has_tokenizer = found.overrides["data.source"] in ("text", "instructions")
+    if not has_tokenizer:
+        given.pop(TOKENIZER, None)
+    return config_to_run(verb, config, {**found.overrides, **given}, layout), found.notes
+
+
+def opened_data(peers: Alone, run: RunConfig, on_event: Callable[[Phase], None]) -> Dataset:
+    """Open the data of a run in each of its processes, one after the other; tokenize texts first.
+
+    Raises:
+        InputError: as `open_data`; also if a token of the first batch is outside the vocabulary.
+    """
+    said = -1
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal said
+        tenth = 10 * done // max(total, 1) if total >= LARGE_BYTES else 0
+        if isinstance(run.data, TextData) and tenth > said:
+            said = tenth
+            how_far = f", {format_bytes(done)} of {format_bytes(total)}" if total >= LARGE_BYTES else ""
+            on_event(Phase(name=f"tokenizing {Path(run.data.path).name}{how_far}", of="reading data"))
+
+    dataset: Dataset = peers.in_turns(lambda: open_data(run, on_progress))
+    if isinstance(dataset, TokenWindows | MixedWindows):
+        dataset.batch(0, "train")
+    return dataset
