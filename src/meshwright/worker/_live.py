@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.backend import get_compile_options
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
@@ -265,7 +266,7 @@ def _refuse_two_devices(args: Sequence[Any], kwargs: Mapping[str, Any], paths: S
     """Raise if arguments were placed on different single devices: JAX runs no program on them."""
     homes: dict[Any, str] = {}
     for path, leaf in zip(paths, jax.tree.leaves((tuple(args), dict(kwargs))), strict=True):
-        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
         is_placed = is_array and getattr(leaf, "committed", False)
         if is_placed and isinstance(leaf.sharding, SingleDeviceSharding):
             homes.setdefault(next(iter(leaf.sharding.device_set)), path)
