@@ -61,6 +61,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 @pytest.mark.parametrize(("name", "read"), READERS.values(), ids=list(READERS))
 @pytest.mark.parametrize("words", STRANGE)
 def test_what_is_no_file_is_not_waited_for_and_not_read_without_end(name, read, words, tmp_path):
+    if name == "tokenizer.json":
+        pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
     place = tmp_path / "place"
     place.mkdir()
     STRANGE[words](place / name)
@@ -76,8 +78,8 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
         file.truncate(2**40)  # takes no room on the disk
     with pytest.raises(OSError, match="it has more than 1,000 bytes"):
         files.read_bytes(path, 1000)
-    path.write_bytes(b"\xef\xbb\xbfabc")
-    assert files.read_text(path, 6) == "abc"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\r")
+    assert files.read_text(path, 8) == "a\nb\n"
     for name in ("a\0b", "a\ud800"):
         with pytest.raises(OSError, match="it is no name of a file"):
             files.read_bytes(tmp_path / name, 10)

@@ -94,13 +94,14 @@ def _at_most(file: BufferedReader | gzip.GzipFile, most: int, path: Path | str) 
 
 
 def read_text(path: Path | str, most: int = MOST_JSON_BYTES) -> str:
-    """Return the text of a file in UTF-8, without the mark that Windows' editors put in front.
+    """Return the text of a file in UTF-8, with Unix's ends of lines and without the mark of Windows' editors.
 
     Raises:
         OSError: as `read_bytes`.
         ValueError: it is not UTF-8.
     """
-    return read_bytes(path, most).decode("utf-8-sig")
+    text = read_bytes(path, most).decode("utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_gzip(path: Path | str, most: int) -> bytes:

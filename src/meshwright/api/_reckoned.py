@@ -116,10 +116,6 @@ def _key(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> str:
     """Return a digest of all that the figures depend on; the manifest has the digest of each of the texts."""
     known, doubts = rates
     around = json.dumps([digest_of_sources(SOURCES), installed_versions()])
-    parts = [
-        (folder / "manifest.json").read_text(),
-        *map(_all_of, (compiled, fleet, known)),
-        repr(doubts),
-        around,
-    ]
+    records = map(_all_of, (compiled, fleet, known))
+    parts = [(folder / "manifest.json").read_text(), *records, repr(doubts), around]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
