@@ -9,9 +9,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.checkpoint import Checkpoints
-from meshwright.cli._progress import bar_state
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError
 from meshwright.results import FirstStepsCompared
+from meshwright.run_lines import bar_state
 from meshwright.training import Noticed, StepDone
 
 EVERY = ("checkpoint.every_steps=4", "evaluation.every_steps=4")

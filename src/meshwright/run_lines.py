@@ -118,7 +118,7 @@ def bar_state(event: Event) -> dict[str, Any]:
             mfu = "" if event.mfu is None else f", MFU {100 * event.mfu:.1f} %"
             words = (
                 f"step {event.step} of {event.steps}, loss {event.loss:.3f}{more}, "
-                f"{format_count(event.tokens_per_second)} tokens/s{mfu}, "
+                f"{format_count(event.tokens_per_second)} {event.batch_unit}/s{mfu}, "
                 f"{format_seconds(event.seconds_left)} left"
             )
             return {"description": words, "completed": event.step, "total": event.steps}

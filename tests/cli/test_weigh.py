@@ -22,7 +22,8 @@ def test_json_has_the_names_that_others_build_on(meshwright):
         answer
     )
     links = {"inside_bytes_per_second": None, "between_bytes_per_second": None}  # of simulated devices
-    assert answer["fleet"] == {"name": "2xCPU", "chip": "CPU", "num_devices": 2, **links}
+    domains = {"domain": "host", "num_domains": 1}
+    assert answer["fleet"] == {"name": "2xCPU", "chip": "CPU", "num_devices": 2, **links, **domains}
     ledger = answer["ledger"]
     assert {"reserved_bytes", "peak_bytes", "allowance_bytes", "usable_bytes", "by_category"} <= set(
         ledger["memory"]
@@ -52,7 +53,7 @@ def test_for_a_person_the_verdict_comes_first(meshwright):
     assert second == "NO VERDICT: a simulated CPU device has no memory of its own"
     assert third.startswith("STEP: ")
     assert rest[0].startswith("  its interval: ")  # of a CPU it always has reasons, in one line or more
-    assert any(line.startswith("RUN: 6.4K tokens in 100 steps take ") for line in rest[:6])
+    assert any(line.startswith("RUN: 6.4K rows in 100 steps take ") for line in rest[:6])
     assert len(rest) <= 24
     whole = meshwright("weigh", "cruncher", "--on", "2xCPU", "--verbose")
     assert whole.output.splitlines()[:2] == [first, second]
@@ -62,7 +63,7 @@ def test_for_a_person_the_verdict_comes_first(meshwright):
 def test_tokens_and_a_price_give_hours_and_cost(meshwright):
     arguments = ("weigh", "cruncher", "--on", "2xCPU", "--tokens", "1T", "--price", "1.80")
     done = meshwright(*arguments)
-    assert "RUN: 1T tokens in 15,625,000,000 steps take " in done.output
+    assert "RUN: 1T rows in 15,625,000,000 steps take " in done.output
     assert "device-hours" in done.output
     assert " at 1.80" in done.output
     answer = meshwright(*arguments, "--json").json

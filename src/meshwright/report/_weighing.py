@@ -76,9 +76,10 @@ CLASSES = {"matmul": "matrix products", "memory-bound": "kernels bound by memory
 
 def screen_document(facts: WeighingFacts, more: str) -> Document:
     """Return the account that fits one screen; `more` is the last line, which says how to see the rest."""
-    matters = ReportTable(
-        columns=("", ""), rows=plain_rows(_matters(facts)[:MOST_MATTERS]), unbroken=1, head=False
-    )
+    shown = _matters(facts)[:MOST_MATTERS]
+    unclear = [("memory", words) for words in _unclear_memory(facts)]
+    rows = plain_rows([*shown, *(pair for pair in unclear if pair not in shown)])
+    matters = ReportTable(columns=("", ""), rows=rows, unbroken=1, head=False)
     return Document(
         title=facts.config,
         facts=title_facts(facts),
