@@ -22,7 +22,8 @@ Quantity = Literal["sequence_length", "batch"]
 UNIT_TOKENS = 128  # a length is a multiple of it, and of the axes that split a sequence
 SPLITTING = ("context", "tensor")
 TOLERANCE = 1 / 64  # of a length, between what fits and what does not
-MOST_COMPILED = 16
+MOST_COMPILED = 20
+MOST_GROWTH = 8  # of a value, from one guess to the next
 MOST = {"sequence_length": 2**24, "batch": 2**20}
 
 
@@ -128,13 +129,13 @@ def _guess(
         outer = 2 * low if low is not None else (high or 2) // 2
         finite = [each for each in sorted(tried) if math.isfinite(tried[each])]
         if len(finite) > 1 and low is not None:
-            outer = max(2 * low, _meeting(finite[-2], finite[-1], tried, usable))
+            outer = max(2 * low, min(_meeting(finite[-2], finite[-1], tried, usable), MOST_GROWTH * low))
         return max(unit, min(outer // unit * unit, most))
     middle = (low + high) // 2
     if math.isfinite(tried[high]):
         meeting = _meeting(low, high, tried, usable)
         # The line's value and its neighbours close the gap; a bad line must not creep: half is taken in turn.
-        middle = meeting if len(tried) % 3 else middle
+        middle = meeting if len(tried) % 2 else middle
     return min(max(low + unit, middle // unit * unit), (high - 1) // unit * unit)
 
 
