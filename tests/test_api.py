@@ -172,7 +172,7 @@ def test_a_missing_compiler_is_named_with_its_extra(monkeypatch):
     def version(package: str) -> str:
         raise importlib.metadata.PackageNotFoundError(package)
 
-    monkeypatch.setattr(api.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(mw.InputError, match="package jax-cuda13-pjrt is missing") as caught:
         mw.weigh("bytes-nano", on="8xH100")
     assert how_to_install("nvidia") in caught.value.hint

@@ -146,6 +146,7 @@ FOLDER = Path(_constants.__file__).parent
 # memory, a head size that stands for any, the seconds of an hour, the bounds of a run's steps and price.
 ALLOWED = {"0", "1", "2", "0.0", "1.0", "100", "1e6", "10_000", "0.002", "0.01", "24", "5", "128"}
 ALLOWED |= {"3600", "10", "18", "1e9"}
+ALLOWED |= {"26"}  # of the threshold of laws, 10^26 FLOPs of a run
 # Of the fit of factors: quantiles of the normal and of Student's distribution, rounds and precision of a
 # search, the half of a width, the letters of a digest, the spans of a picture.
 ALLOWED |= {"1.6449", "2.92", "50", "1e-9", "0.5", "16", "240"}

@@ -37,6 +37,7 @@ _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold
 _RUN_FILE = "config.json"  # in the folder of a run
 _ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
 # The batch with adapters: torchtune's recipes for Llama 3.1 8B take 2, 8 times.
+PRETRAINING_TOKENS = 2**20  # in a step, from which a batch is no fine-tuning's
 FINE_TUNING = {"batch": {"sequences_per_replica": 16, "microbatch_sequences": 2}}
 _ENDINGS = "a file's path ends in .toml"
 
@@ -90,10 +91,12 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     changes = _override_tree(overrides)
     try:
         name, tree = _read(text)
+    except FileNotFoundError:  # the working directory is gone
+        raise
     except OSError as refused:  # a name longer than the system takes, or a folder that may not be entered
         what = f"{text[:60]!r} is no preset, and no file or folder: {reason(refused)}"
         raise InputError(what, hint=f"`meshwright presets` lists them; {_ENDINGS}") from refused
-    if is_table(lora := changes.get("lora")) and lora.get("rank") is not None and _has_default_batch(text):
+    if is_table(lora := changes.get("lora")) and lora.get("rank") is not None and _is_pretraining(text, tree):
         tree = _for_fine_tuning(tree, changes)
     tree = _merged(tree, changes)
     if "name" in tree:
@@ -131,9 +134,11 @@ def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str,
     return tree if is_set else _merged(tree, FINE_TUNING)
 
 
-def _has_default_batch(text: str) -> bool:
+def _is_pretraining(text: str, tree: dict[str, Any]) -> bool:
     """Return whether the batch of what `text` names is that of pretraining, and no choice of the user's."""
-    path = Path(text)
+    path, batch = Path(text), tree.get("batch", {})
+    if batch.get("sequences", 0) * batch.get("sequence_length", 0) < PRETRAINING_TOKENS:
+        return False
     if text in preset_names():
         return True
     if path.suffix == ".toml":

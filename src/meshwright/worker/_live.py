@@ -14,6 +14,7 @@ import hashlib
 import json
 import numbers
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,7 +289,13 @@ def refuse_leaks(traced: Any, in_threads: Sequence[Exception], who: str) -> None
     """
     if in_threads:
         raise leak_error(in_threads[0], who) from in_threads[0]
-    refuse_leaked(getattr(traced, "_consts", ()), who)
+    refuse_leaked([each for each in getattr(traced, "_consts", ()) if not _is_shape(each)], who)
+
+
+def _is_shape(value: Any) -> bool:
+    """Return whether a value is an array that is held as a shape: it belongs to no trace."""
+    shapes = sys.modules.get(f"{__package__}._shapes")
+    return shapes is not None and isinstance(value, shapes.ShapeTracer)
 
 
 def _can_be_described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
