@@ -341,10 +341,10 @@ that line was 4.7 % and 14.8 %. That evening, after the sealed score, what a chi
 fitted: it is what such cards were measured to sustain. Attention by cuDNN on Hopper is as measured on an
 H100. Transformer Engine's kernels are counted in 16 bits too, and its products over `tensor` are priced in
 the pieces in which they run. JAX's frameworks gather weights in 16 bits where products are in 8. Before,
-that line was 4.6 % and 14.6 %. On 2026-11-28 all runs were compiled again by the present step: 4.2 % in place of
-4.0. Worse by more than a point are bloom-062 (4.7 % became 7.9), mbridge-271 (12.6 to 15.0), dlperf-033 (3.8 to
-6.1), mlperf-046 (4.0 to 5.6), bloom-053 (3.7 to 5.2), bs1b3-023 (7.7 to 9.2) and bs1b3-014 (7.8 to 8.9). Three
-runs of torchtune in pure bf16, which could not be expressed before, are seen."""
+that line was 4.6 % and 14.6 %. On 2026-11-28 all runs were compiled again by the present step: 4.2 % where
+4.0 stood. Worse by more than a point are bloom-062 (4.7 % became 7.9), mbridge-271 (12.6 to 15.0), dlperf-033
+(3.8 to 6.1), mlperf-046 (4.0 to 5.6), bloom-053 (3.7 to 5.2), bs1b3-023 (7.7 to 9.2) and bs1b3-014 (7.8 to
+8.9). Three runs of torchtune in pure bf16, which could not be expressed before, are seen."""
 OWN_RUN = """## Add a run of your own
 
 Write what is known of it into a TOML file, and score it; several `[[run]]` may stand in one file.
