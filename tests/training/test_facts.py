@@ -169,6 +169,7 @@ def test_a_file_that_only_one_process_sees_is_an_error_of_that_process(tmp_path:
         ),
     ],
 )
+@pytest.mark.once  # plain stand-ins, which are no Programs
 def test_programs_are_compared_before_the_first_step(other: dict[str, Any], words: str):
     def of(traced: str = "a" * 64, layout: str = "data=2", step: int | None = 8) -> dict[str, Any]:
         programs: Any = SimpleNamespace(traced=traced)

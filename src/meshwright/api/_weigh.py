@@ -246,7 +246,7 @@ def _is_another_batch(config: str | RunConfig, overrides: Overrides) -> bool:
     """Return whether a preset's batch is overridden and its steps are not: they are of its own batch."""
     keys = _keys_of(overrides)
     is_preset = isinstance(config, str) and config in preset_names()
-    return is_preset and "steps" not in keys and any(key.startswith("batch.") for key in keys)
+    return is_preset and "steps" not in keys and any(key.partition(".")[0] == "batch" for key in keys)
 
 
 def _steps_of(run: RunConfig, tokens: float | str | None, *, is_own: bool) -> int | None:

@@ -206,6 +206,7 @@ class HasParameters(Protocol):
         ...
 
 
+@runtime_checkable
 class Page(Protocol):
     """The page of a run, which is drawn again while the run is under way."""
 
