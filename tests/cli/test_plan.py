@@ -73,7 +73,8 @@ def test_sigterm_ends_a_search_with_the_answer_so_far(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(_plan_progress.PlanLog, "event", event)
-    done = run("linear", "--on", "4xH100", "--budget", "60", cwd=tmp_path)
+    # So many candidates that some are still running when the first is compiled, also where all are kept.
+    done = run("bytes-nano", "--on", "8xH100", "--budget", "60", cwd=tmp_path)
     assert done.status == 128 + signal.SIGTERM
     assert "BEST: " in done.output
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
