@@ -392,14 +392,15 @@ class Largest(OneLine):
 
     `of`: "sequence_length", in tokens; or "batch", in sequences of each replica in one microbatch. `value` is
     None if none fits; `weighing` is then of the least tried. `above`: the next value tried, which needs
-    `above_bytes` on a device; None if the largest that was tried fits, and `above_bytes` if `above` cannot be
-    compiled.
+    `above_bytes` on a device; None if the largest that was tried fits. If `above` is refused, `above_refused`
+    says why, and `above_bytes` is None.
     """
 
     of: str
     value: int | None
     above: int | None
     above_bytes: int | None
+    above_refused: str
     num_compiled: int
     weighing: Weighing
 
@@ -408,7 +409,7 @@ class Largest(OneLine):
         """The value, what the next one needs, and how many programs say so."""
         words = "tokens a sequence" if self.of == "sequence_length" else "sequences a replica and microbatch"
         found = "none fits" if self.value is None else f"{self.value:,} {words}"
-        above = "" if self.above is None else f"; {self.above:,} cannot be"
+        above = "" if self.above is None else f"; {self.above:,} is refused: {self.above_refused}"
         if self.above is not None and self.above_bytes is not None:
             above = f"; {self.above:,} need {format_bytes(self.above_bytes)}"
         where = f"{self.weighing.name} on {self.weighing.fleet.name}, layout {self.weighing.layout}"

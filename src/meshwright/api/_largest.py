@@ -57,13 +57,15 @@ def largest(
         raise InputError(f"{first.name} has no sequences", hint="name a Transformer's configuration")
     unit = 1 if of == "batch" else _unit(first.layout)
     weighed: dict[int, Weighing] = {}
+    refused: dict[int, str] = {}
 
     def needed_of(value: int) -> int | None:
         changes = _changes(of, value)
         given = {"layout": str(first.layout), **dict(override_pairs(overrides)), **changes}
         try:
             made = weigh(config, on=fleet, overrides=given, on_event=on_event)
-        except InputError:  # the model has fewer positions, or the layout does not divide it
+        except InputError as error:  # the model has fewer positions, or the layout does not divide it
+            refused[value] = error.message
             return None
         weighed[value] = made
         return _needed(made)
@@ -80,6 +82,7 @@ def largest(
         value=fits,
         above=above,
         above_bytes=None if beyond is None else _needed(beyond),
+        above_refused="" if above is None else refused.get(above, ""),
         num_compiled=len(weighed),
         weighing=weighed[fits] if fits is not None else beyond or first,
     )

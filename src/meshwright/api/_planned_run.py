@@ -16,7 +16,7 @@ PARTS = 10  # of the steps; a phase of the schedule that does not fit into them 
 
 
 def changes_for_tokens(run: RunConfig, tokens: float | str | None) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the overrides with which a run reads so many tokens, and in words what else than steps changes.
+    """Return the overrides with which a run reads a number of tokens, and notes on changes to its schedule.
 
     A warm-up or a decay that is longer than the steps becomes a tenth of them. None of it changes a byte or a
     FLOP of one step.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,12 @@ from ..files import MOST_SOURCE_BYTES, read_text
 from ..hardware import Fleet
 from ..results import Phase, TorchWeighing
 from ..torch_account import MeshAccount, account_named, require_torch
+from ._torch_script import imports_torch_alone
 
 if TYPE_CHECKING:
     from ._weigh import RunFacts
 
 DEFAULT_LAYOUT = "fsdp=-1"
-_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|transformers|diffusers|timm|torchvision)\b", re.M)
-_JAX = re.compile(r"^\s*(?:import|from)\s+(?:jax|flax|equinox|haiku|optax|numpyro|keras)\b", re.M)
 
 
 def weigh_module(
@@ -82,7 +80,7 @@ def is_torch_function(name: str) -> bool:
         text = _source(module_name)
     except (OSError, ValueError):
         return False
-    return bool(_TORCH.search(text)) and not _JAX.search(text)
+    return imports_torch_alone(text)
 
 
 def _source(module_name: str) -> str:

@@ -4,7 +4,7 @@ A script of PyTorch has no jitted call, and its step would run for real on this 
 before anything runs: it imports PyTorch or a library of it, and neither it nor a file next to it that it
 imports uses JAX. What it says about its module makes the function that `weigh` takes.
 
-Used by: `_script`.
+Used by: `_script`, `_torch`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,19 @@ from pathlib import Path
 
 from ..errors import InputError
 
-TORCH = {"torch", "torchvision", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "transformers"}
-TORCH |= {"trl", "peft", "torchtitan", "torchtune", "composer"}
-JAX = {"jax", "jaxlib", "flax", "optax", "equinox", "haiku", "keras", "numpyro", "orbax", "meshwright"}
+TORCH = {
+    "torch",
+    "torchvision",
+    "diffusers",
+    "timm",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "deepspeed",
+}
+TORCH |= {"deepspeed", "lightning", "pytorch_lightning", "torchtitan", "torchtune", "composer"}
+JAX = {"jax", "jaxlib", "flax", "optax", "equinox", "haiku", "keras", "numpyro", "orbax"}
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "composer", "lightning"}
 LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 MOST_BYTES, MOST_FILES = 2_000_000, 200
@@ -40,10 +50,23 @@ def launched_script(command: Sequence[str]) -> str | None:
     return next((word for word in words if word.endswith(".py")), None)
 
 
+def imports_torch_alone(text: str) -> bool:
+    """Return whether the text of a file imports PyTorch, or a library of its models, and not JAX.
+
+    >>> imports_torch_alone("import time, torch"), imports_torch_alone("import jax, torch")
+    (True, False)
+    """
+    try:
+        found = {name.partition(".")[0] for name in _imported(ast.parse(text))}
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return bool(found & TORCH) and not found & JAX
+
+
 def is_torch_script(file: Path) -> bool:
     """Return whether a script uses PyTorch and not JAX, by its imports and those of files next to it."""
     found = _imports(file)
-    if not found & TORCH or found & JAX:
+    if not found & TORCH or found & (JAX | {"meshwright"}):
         return False
     return not any(_needs_jax(name) for name in found - TORCH - set(sys.stdlib_module_names))
 

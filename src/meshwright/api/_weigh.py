@@ -29,6 +29,7 @@ from ..config import (
     load_config,
     on_nearest_layout,
     overridden,
+    override_pairs,
     preset_names,
     resolve_batch,
 )
@@ -238,8 +239,7 @@ def weigh(
 
 def _keys_of(overrides: Overrides) -> set[str]:
     """Return the keys that overrides set."""
-    given = [overrides] if isinstance(overrides, str) else overrides
-    return {str(each).partition("=")[0].strip() for each in given}
+    return {key for key, _ in override_pairs(overrides)}
 
 
 def _is_another_batch(config: str | RunConfig, overrides: Overrides) -> bool:

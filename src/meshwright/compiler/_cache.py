@@ -129,8 +129,8 @@ def writing_cache() -> Iterator[None]:
 def cache_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file in the cache, which others wait for: to read, change and write it as one step.
 
-    The lock is the kernel's, so it ends with the process that holds it. It lies in a file of its own, since
-    the file itself is replaced. On a file system without locks nothing waits. One thread takes it once.
+    The kernel holds the lock, so the lock ends with its process. The lock has a file of its own, since the
+    locked file is replaced. On a file system without locks nothing waits. One thread takes it once.
 
     Raises:
         MeshwrightError: the cache cannot be written.
@@ -329,7 +329,7 @@ def keep_executables() -> str:
     folder = cache_root() / "executables" / _processor()
     for each in (cache_root(), folder.parent, folder):
         if others := others_who_write(each):
-            return f"no executables are kept, since they are code and {others}: each run compiles anew"
+            return f"no executables are kept, since they are code and {others}: each run compiles again"
     with contextlib.suppress(OSError):
         make_folder(folder.parent)
     os.environ[FOLDER] = str(folder)

@@ -131,7 +131,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 
 
 def on_nearest_layout(config: RunConfig, num_devices: int) -> RunConfig | None:
-    """Return the run on the legal layout of so many devices nearest to its own; None if there is none.
+    """Return the run on the legal layout of `num_devices` that is nearest to its own; None without one.
 
     It has the axes of the run's own layout, without those of size 1. The axis of size -1, else the outermost
     one, takes what the others leave. The distance is the sum of the others' changes by factors of two. Of
@@ -164,7 +164,7 @@ def on_nearest_layout(config: RunConfig, num_devices: int) -> RunConfig | None:
 
 
 def _divided(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield all sizes of so many axes whose product divides a number."""
+    """Yield the sizes of `parts` axes, in each combination whose product divides `number`."""
     if parts == 0:
         yield ()
         return

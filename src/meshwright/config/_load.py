@@ -36,8 +36,8 @@ _PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
 _ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
-# The batch with adapters: torchtune's recipes for Llama 3.1 8B take 2, 8 times.
-PRETRAINING_TOKENS = 2**20  # in a step, from which a batch is no fine-tuning's
+# The batch with adapters: 2 sequences, accumulated 8 times: torchtune's recipe llama3/8B_lora_single_device.
+PRETRAINING_TOKENS = 2**20  # in a step, from which a batch is no fine-tuning's: a choice
 FINE_TUNING = {"batch": {"sequences_per_replica": 16, "microbatch_sequences": 2}}
 _ENDINGS = "a file's path ends in .toml"
 
@@ -136,17 +136,15 @@ def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str,
 
 def _is_pretraining(text: str, tree: dict[str, Any]) -> bool:
     """Return whether the batch of what `text` names is that of pretraining, and no choice of the user's."""
-    path, batch = Path(text), tree.get("batch", {})
-    if batch.get("sequences", 0) * batch.get("sequence_length", 0) < PRETRAINING_TOKENS:
+    path = Path(text)
+    if text not in preset_names() and path.suffix == ".toml":
         return False
-    if text in preset_names():
-        return True
-    if path.suffix == ".toml":
-        return False
-    if not path.exists():
-        return True  # a published model, or one in Hugging Face's cache
-    file = path / _RUN_FILE if path.is_dir() else path
-    return is_huggingface(json.loads(file.read_text("utf-8-sig")))
+    if text not in preset_names() and path.exists():
+        file = path / _RUN_FILE if path.is_dir() else path
+        if not is_huggingface(read_json(file)):
+            return False
+    batch = tree["batch"]
+    return batch.get("sequences", 0) * batch.get("sequence_length", 0) >= PRETRAINING_TOKENS
 
 
 def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:

@@ -33,7 +33,7 @@ _FEW = 0.1  # a tokenizer that uses a smaller share of the vocabulary than this 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnData:
-    """What makes a run read some data: overrides of its configuration, and what was decided, in words."""
+    """Hold the overrides with which a run reads its data, and notes on how the data were understood."""
 
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
     notes: tuple[str, ...] = ()

@@ -70,7 +70,7 @@ class Fleet:
 
     @property
     def domain(self) -> str:
-        """What a fast domain is: host | rack | slice."""
+        """Kind of the fast domain: host | rack | slice."""
         if self.chip.slices is not None:
             return "slice"
         return "rack" if self.chips_per_domain > self.chips_per_host else "host"

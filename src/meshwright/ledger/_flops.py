@@ -11,7 +11,7 @@ product under its own module. FLOPs that a module lacks compared with the traced
 from merged products of its siblings: the modules in the same scope, in the same phase. Likewise, where a
 module's first run is dead code and only its recomputation is executed, the recomputation counts as first run.
 
-XLA's CPU backend writes some products anew and gives them no name: gradients of a convolution's weights, and
+XLA's CPU backend replaces some products by products without a name: gradients of a convolution's weights, and
 products with a single column. Each of them belongs to a module that lacks as many FLOPs.
 """
 

@@ -38,7 +38,7 @@ def measured_runs_for(fleet: Fleet) -> MeasuredRuns | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRates:
-    """What was measured of a fleet's chip when a step was weighed: its rates and its steps, or None."""
+    """Hold the rates and the steps that were measured of a fleet's chip when a step was weighed, if any."""
 
     calibration: Calibration | None = None
     measured: MeasuredRuns | None = None
