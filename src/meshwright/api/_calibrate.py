@@ -48,10 +48,11 @@ from ..predict import (
     predict,
     rates_digest,
 )
+from ..programs import fleet_of
 from ..reconciliation import Calibrated, CalibratedClass, CalibratedStep, Measurement
 from ..results import Phase, Weighing, ignore
 from ..units import format_seconds, parse_seconds
-from ._weigh import fleet_of, weigh
+from ._weigh import weigh
 
 CONTAINERS = ("while", "conditional", "call")
 ALL_EXPOSED = 0.999  # of a class; less is not rounding

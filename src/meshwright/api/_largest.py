@@ -15,8 +15,9 @@ from typing import Literal
 from ..config import Layout, Overrides, RunConfig, override_pairs
 from ..errors import InputError
 from ..hardware import Fleet
+from ..programs import fleet_of
 from ..results import Largest, Phase, Weighing, ignore
-from ._weigh import named_fleet, weigh
+from ._weigh import weigh
 
 Quantity = Literal["sequence_length", "batch"]
 UNIT_TOKENS = 128  # a length is a multiple of it, and of the axes that split a sequence
@@ -47,7 +48,7 @@ def largest(
     Raises:
         InputError: as for `weigh`; or the memory of the chip is not known; or the data have no sequences.
     """
-    fleet = named_fleet(on, None)
+    fleet = fleet_of(on)
     first = weigh(config, on=fleet, layout=layout, overrides=overrides, on_event=on_event)
     run = first.config
     if first.fits is None:

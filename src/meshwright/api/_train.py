@@ -1,7 +1,7 @@
 """Train a config on attached or simulated devices, and compare the run with its prediction.
 
-Imports: `_weigh`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`, and
-users as `mw.train` and `mw.reconcile`.
+Imports: `programs`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`,
+and users as `mw.train` and `mw.reconcile`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..config import Overrides, RunConfig, holds_nothing, trainable
 from ..errors import DeviceMemoryError, InputError, MeshwrightError
 from ..extras import check_installed
 from ..measure import doubt_calibration, measured_runs_for
+from ..programs import fleet_of, resolved, weigh_run
 from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
 from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
@@ -26,7 +27,6 @@ from ..units import format_seconds
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
 from ._run_log import FolderLog
-from ._weigh import fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
     from ..config import Layout
@@ -291,9 +291,7 @@ def _weighing_of(
     if times_kernels:
         run = run.model_copy(update={"autotune_results": None})
     with loading_plots() if peers.is_first else nullcontext():
-        return peers.in_turns(
-            lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
-        )
+        return peers.in_turns(lambda: weigh_run(run, fleet, mesh, num_steps=num_steps, on_event=on_event))
 
 
 def _measured(request: RunRequest) -> Measurement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from meshwright.config import RunConfig
     from meshwright.planned import Plan
+    from meshwright.programs import Program
 
 OnOption = Annotated[
     str | None,
@@ -106,23 +108,28 @@ def plan(
     if as_ is not None and on != "local":  # the module is traced here, and an attached GPU is not used
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     _check_emit(emit, toml, image)
-    common = {"fix": fix or (), "vary": vary or (), "overrides": with_lora(overrides, lora)}
-    common |= {"as_": as_, "tokens": tokens, "tokens_per_step": tokens_per_step}
-    common["price_per_device_hour"] = price
+    from meshwright import RunLength
+    from meshwright.programs import program_named
+
+    length = RunLength(tokens=tokens, tokens_per_step=tokens_per_step, price_per_device_hour=price)
+    search = _merged(fix or (), vary or ())
+    common: dict[str, Any] = {"search": search, "overrides": with_lora(overrides, lora), "run": length}
+    program = program_named([config], {"as_": as_})
     if fleets is not None:
         of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
         _refuse_beside_fleets(**of_one, toml=toml)
-        _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)
+        _compare(config, program, fleets.split(","), budget, common, html, check=check, as_json=as_json)
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
     say_readings(config, on, None)
-    run = _run_to_plan(config, data, common, toml, emit)
+    if as_ is None and (data is not None or toml is not None):
+        program = _run_to_plan(config, data, common, emit) or program
     with ended_by_signals() as signals, plan_progress(f"planning {config} on {on}") as on_event:
         from meshwright import plan as run_plan
 
         where = {"on": on, "smallest_fleet": min_devices}
-        made = run_plan(run, **where, budget_seconds=budget, on_event=on_event, **common)
+        made = run_plan(program, **where, budget_seconds=budget, on_event=on_event, **common)
     if html is not None:
         made.to_html(html)
 
@@ -145,20 +152,30 @@ def _end(interrupted: bool, signals: list[int], *, nothing_fits: bool) -> None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _run_to_plan(
-    config: str, data: str | None, common: dict[str, Any], toml: Path | None, emit: str | None
-) -> str | RunConfig:
-    """Return what is planned: the configuration with the data that its file is to name.
+def _merged(fixed: Sequence[str], varied: Sequence[str]) -> list[str]:
+    """Return the search that `--fix` and `--vary` say together.
 
-    A run that is to be written is checked before anything is compiled. Its overrides are then part of it.
+    Raises:
+        InputError: a knob is in both.
     """
-    if (data is None and toml is None) or common["as_"] is not None:
-        return config
+    names = {text.partition("=")[0].strip() for text in fixed}
+    for text in varied:
+        if (name := text.partition("=")[0].strip()) in names:
+            raise InputError(f"{name} is fixed and varied", hint=f"name {name} once")
+    return [*fixed, *varied]
+
+
+def _run_to_plan(config: str, data: str | None, common: dict[str, Any], emit: str | None) -> RunConfig | None:
+    """Return the configuration that a plan writes, with its data; None for a function.
+
+    It is checked before anything is compiled. Its overrides are then part of it.
+    """
     if ":" in config and not Path(config).exists():
-        return config  # a function, of which no run is written
+        return None
     from meshwright.api._planned_run import run_to_write
 
-    run, notes = run_to_write(config, data, common["overrides"], common["tokens"], for_job=emit is not None)
+    tokens = common["run"].tokens
+    run, notes = run_to_write(config, data, common["overrides"], tokens, for_job=emit is not None)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     common["overrides"] = ()
@@ -190,6 +207,7 @@ def _refuse_beside_fleets(**given: object) -> None:
 
 def _compare(
     config: str,
+    program: Program,
     fleets: list[str],
     budget: float,
     common: dict[str, Any],
@@ -207,7 +225,7 @@ def _compare(
         ended_by_signals() as signals,
         plan_progress(f"planning {config} on {len(fleets)} fleets") as on_event,
     ):
-        made = plan_fleets(config, on=fleets, budget_seconds=budget, on_event=on_event, **common)
+        made = plan_fleets(program, on=fleets, budget_seconds=budget, on_event=on_event, **common)
     if html is not None:
         made.to_html(html)
 

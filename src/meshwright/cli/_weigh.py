@@ -1,30 +1,22 @@
-"""Define `meshwright weigh` and `meshwright account`."""
+"""Define `meshwright weigh`."""
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
 import os
-import signal
 import sys
-import tempfile
-import traceback
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 
 from ._console import JsonFlag, answer, complete_config, phases, say_readings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Phase, TorchWeighing, Weighing
-    from meshwright.torch_account import Account
+    from meshwright.results import Phase, Weighing
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -160,24 +152,21 @@ def weigh(
         of = "sequence_length" if longest else "batch"
         return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
     from meshwright import explain
-    from meshwright.results import TorchWeighing
 
-    counts = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
-    how: dict[str, Any] = {"simulate": simulate, "as_": as_, **counts}
-    of_scripts = {"all_calls": all_calls, "auto_meshes": auto_meshes}
+    options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
+    length = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
-        made = _weighed(
-            config, on, layout, with_lora(overrides, lora), of_scripts, rules, **how, on_event=on_event
-        )
-        weighing = made[0]
-        if isinstance(weighing, TorchWeighing):
+        how = {"layout": layout, "overrides": with_lora(overrides, lora), "simulate": simulate}
+        weighing = _weighed(config, options, on, **how, run=length, on_event=on_event)
+        if not weighing.is_compiled:
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
         changes = explain(weighing, on_event=on_event) if explains else None
     _write(weighing, html, trace)
+    made = (weighing, *weighing.other_calls)
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import renderable
@@ -236,7 +225,7 @@ def _write(weighing: Weighing, html: Path | None, trace: Path | None) -> None:
         weighing.to_perfetto(trace)
 
 
-def _check_eager(weighing: TorchWeighing, given: dict[str, bool]) -> None:
+def _check_eager(weighing: Weighing, given: dict[str, bool]) -> None:
     """Raise if an option is given that needs a compiled program or its time."""
     for option, is_given in given.items():
         if is_given:
@@ -245,143 +234,27 @@ def _check_eager(weighing: TorchWeighing, given: dict[str, bool]) -> None:
 
 
 def _weighed(
-    words: list[str],
-    on: str,
-    layout: str | None,
-    overrides: Sequence[str],
-    of_scripts: dict[str, bool],
-    rules: Path | None,
-    **how: Any,
-) -> tuple[Weighing, ...]:
-    """Weigh a configuration or a program by its name, or a script; say what a script read on the host.
+    words: list[str], options: dict[str, Any], on: str, *, run: dict[str, Any], **how: Any
+) -> Weighing:
+    """Weigh what the words name, and say what a script read on the host.
+
+    Args:
+        options: of one kind of program alone, by name.
+        run: the tokens and the price of the run.
 
     Raises:
-        InputError: an option is given that has no meaning for a script, or only for one.
+        InputError: an option is given that has no meaning for this kind of program.
     """
-    if words[0].endswith(".py") or len(words) > 1:
-        from meshwright import weigh_script
-
-        for option, value in (
-            ("--layout", layout),
-            ("--set", overrides),
-            ("--rules", rules),
-            ("--as", how.pop("as_")),
-        ):
-            if value:
-                raise InputError(
-                    f"a script takes no {option}", hint="change it in the script or its arguments"
-                )
-        say_readings(None, on, None)
-        made = weigh_script(words, on=on, **of_scripts, **how)
-        for line in dict.fromkeys(made[0].ledger.assumptions):
-            print(f"note: {line}", file=sys.stderr)
-        return made
-    for option, value in of_scripts.items():
-        if value:
-            option = "--all" if option == "all_calls" else "--auto-meshes"
-            hint = f"meshwright weigh {option} --on 8xH100 -- python train.py"
-            raise InputError(f"{option} is for a script", hint=hint)
-    if how["as_"] is not None and on != "local":  # the module is traced here, and an attached GPU is not used
+    if options["as_"] is not None and on != "local":  # the module is traced here, and not on an attached GPU
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from meshwright import RunLength
     from meshwright import weigh as run_weigh
+    from meshwright.programs import program_named
 
-    say_readings(words[0], on, layout)
-    return (run_weigh(words[0], on=on, layout=layout, overrides=overrides, rules=rules, **how),)
-
-
-def account(
-    function: Annotated[
-        str,
-        typer.Argument(
-            metavar="FUNCTION",
-            help="package.module:function; it takes nothing and returns (module, *inputs) or a dict with "
-            "'module', 'inputs', 'optimizer', 'loss', 'autocast'.",
-            show_default=False,
-        ),
-    ],
-    as_json: JsonFlag = False,
-) -> None:
-    """Count memory and FLOPs of a PyTorch module's eager training step on one device, without running it."""
-    from multiprocessing import resource_tracker
-
-    from meshwright.children import ending_descendants
-
-    resource_tracker.ensure_running()  # multiprocessing shares it: started here, it is not ended below
-    with ending_descendants(), phases(f"accounting {function}"):
-        made = _account_apart(function)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict(), page)
-
-
-TIME_LIMIT_SECONDS = 1200.0  # as a script has
-
-
-def _account_apart(function: str) -> Account:
-    """Account for the result of `function` in a separate process, which the function may end or crash.
-
-    Raises:
-        InputError: as for `account_function`; or the process ended without an answer.
-    """
-    from meshwright.children import safe_path
-
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    with tempfile.NamedTemporaryFile("r", prefix="meshwright-account-") as crash:
-        child = context.Process(target=_answer, args=(theirs, function, os.getcwd(), crash.name))
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process
-        try:
-            with safe_path():
-                child.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
-        try:
-            if not ours.poll(TIME_LIMIT_SECONDS):
-                raise InputError(
-                    f"{function} was not done after {TIME_LIMIT_SECONDS:.0f} s",
-                    hint="run it by itself to see what it waits for, or let it make a smaller module",
-                )
-            made: Account | Exception = ours.recv()
-        except EOFError:
-            child.join()
-            raise _ended(function, child.exitcode or 0, crash.read()) from None
-        finally:
-            child.kill()  # it has answered or is given up, whatever threads and signals it has set up
-            child.join()
-    if isinstance(made, Exception):
-        raise made
+    program = program_named(words, options)
+    is_command = len(words) > 1 or words[0].endswith(".py")
+    say_readings(None if is_command else words[0], on, None if is_command else how["layout"])
+    made = run_weigh(program, on=on, run=RunLength(**run), **how)
+    for line in dict.fromkeys(made.ledger.assumptions) if is_command else ():
+        print(f"note: {line}", file=sys.stderr)
     return made
-
-
-def _ended(function: str, status: int, crash: str) -> InputError:
-    """Return the error for a process that `function` ended; `crash` is the output of faulthandler, or ""."""
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    line = next((line.strip() for line in crash.splitlines() if line.startswith("  File ")), "")
-    return InputError(
-        f"{function}, or what it calls, ended its process, which {how}" + (f" at {line}" if line else ""),
-        hint="take os._exit out of it, or run it by itself to see where it crashes",
-    )
-
-
-def _answer(answers: Connection, function: str, folder: str, crash: str) -> None:
-    """Send the account of `function`, or its error; the output of `function` goes to stderr."""
-    os.dup2(2, 1)
-    with open(crash, "w") as file:
-        faulthandler.enable(file)
-        from meshwright.torch_account import account_function
-
-        try:
-            answers.send(account_function(function, search_path=(folder,)))
-        except MeshwrightError as error:
-            answers.send(error)
-        except Exception:
-            what = f"in the process that accounts for {function}:\n{traceback.format_exc()}"
-            answers.send(RuntimeError(what))
-        except BaseException as ended:  # Ctrl-C is blocked here: the function raised this itself
-            what = f"{function}, or what it calls, raised {type(ended).__name__}"
-            answers.send(InputError(what, hint="raise an Exception for what goes wrong"))

@@ -35,12 +35,12 @@ class ScriptRequest:
     """
 
     __pydantic_config__ = EXACT
-    command: tuple[str, ...]
-    function: str
+    command: tuple[str, ...] = ()
+    function: str = ""
     platform: str  # the compiler's: cuda | tpu | cpu
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
-    all_calls: bool  # weigh each jitted call, not one
+    all_calls: bool = False  # weigh each jitted call, not one
     auto_meshes: bool = False  # axes of jax.make_mesh without types are Auto, as before JAX 0.9
 
     def to_json(self) -> str:

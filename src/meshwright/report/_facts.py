@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from meshwright.compiler import SIMULATED
 from meshwright.config import Ticks, TransformerModel
+from meshwright.eager import RankCount, RankMessage
 from meshwright.errors import InputError
 from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_text, reason
 from meshwright.ledger import Ledger
@@ -21,8 +22,7 @@ from meshwright.planning import HandSum, Suggestion, suggestions
 from meshwright.predict import Prediction, RunFlops, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.records import read_record
-from meshwright.results import KnownPlan, TorchWeighing, Weighing
-from meshwright.torch_account import RankCount, RankMessage
+from meshwright.results import Weighing
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class CompileFacts:
     """The compiler, its seconds, and the fingerprint of its program."""
 
     compiler: str
-    fingerprint: str
+    fingerprint: str = ""
     seconds: float = 0.0
     cached: bool = False
 
@@ -79,7 +79,7 @@ class WeighingFacts:
     run_flops: RunFlops | None = None
     hand_sum: HandSum | None = None
     pipeline: Ticks | None = None
-    plan: KnownPlan | None = None
+    plan_command: str | None = None
     pytorch: TorchFacts | None = None
     warnings: tuple[str, ...] = ()
     idle_devices: int = 0
@@ -90,9 +90,9 @@ class WeighingFacts:
     rule_terms: tuple[tuple[str, int, str], ...] = ()
 
 
-def facts_of(weighing: Weighing | TorchWeighing) -> WeighingFacts:
+def facts_of(weighing: Weighing) -> WeighingFacts:
     """Return what reports show of a weighing."""
-    if isinstance(weighing, TorchWeighing):
+    if not weighing.is_compiled:
         return facts_from_json(weighing.to_dict())
     target, memory = weighing.fleet.chip.target, weighing.ledger.memory
     config = weighing.config

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
-from meshwright.results import Weighing
+from meshwright.results import Compilation, Weighing
 from meshwright.units import format_seconds
 
 from ._model import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
@@ -36,14 +36,15 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
 
     if weighing.prediction is None:
         return None
+    made = weighing.made_by
+    if not isinstance(made, Compilation):
+        return None if made.busy is None else lanes_of(made.busy)
     try:
-        executions = executions_in(weighing.folder, weighing.compiled)
+        executions = executions_in(made.folder, made.compiled)
     except (InputError, OSError):
         return None
-    known = weighing.rates.calibration, weighing.rates.measured
-    return lanes_of(
-        predicted_busy(executions, weighing.compiled, weighing.fleet, *known, num_spans=NUM_SPANS)
-    )
+    known = made.rates.calibration, made.rates.measured
+    return lanes_of(predicted_busy(executions, made.compiled, weighing.fleet, *known, num_spans=NUM_SPANS))
 
 
 def lanes_of(busy: Busy) -> Lanes | None:

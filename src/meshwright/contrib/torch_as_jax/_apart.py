@@ -1,7 +1,7 @@
 """Export the module of a user's function in a process of its own, which the function may end or crash.
 
-`python -m meshwright.torch_program._apart PARENT_PID FOLDER` is that process. Its answer holds the program as
-a pickle, which only this process and its parent have seen. torch is imported there alone.
+`python -m meshwright.contrib.torch_as_jax._apart PARENT_PID FOLDER` is that process. Its answer holds the
+program as a pickle, which only this process and its parent have seen. torch is imported there alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..children import end_after
-from ..torch_account import answer_apart, parts_of_function, require_torch, serve
+from meshwright.children import end_after
+
+from ..torch_eager import answer_apart, parts_of_function, require_torch, serve
 from ._program import ModuleProgram
 from ._step import name_and_options
 
@@ -80,6 +81,6 @@ def _exported(request: ExportRequest, on_phase: Callable[[str], None]) -> dict[s
 
 if __name__ == "__main__":
     # The records are pickled under the package's name, not under that of the program that runs.
-    from meshwright.torch_program import _apart
+    from meshwright.contrib.torch_as_jax import _apart
 
     end_after(lambda: serve(int(sys.argv[1]), Path(sys.argv[2]), _apart.ExportRequest, _apart._exported))

@@ -26,8 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpoints
 
 from meshwright.compiler import USERS_FAILURES
-from meshwright.errors import InputError
-from meshwright.torch_account import (
+from meshwright.contrib.torch_eager import (
     ONE_SEQUENCE,
     Fakes,
     as_given,
@@ -39,6 +38,7 @@ from meshwright.torch_account import (
     surroundings,
     whole_sequences,
 )
+from meshwright.errors import InputError
 
 from ._program import REPLACE, ArraySpec, GraphValue, ModuleProgram, Operation
 from ._rules import has_rule

@@ -1,16 +1,17 @@
 """Count what an eager training step of a PyTorch module costs, on one device or on a mesh, from fake tensors.
 
 Imports: `compiler` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
-`config`, `children`, `records`, `formats`, `units`, `errors`; torch, and the modules that need it, only
-inside functions.
-Used by: `results`, `report`, `torch_program`, `api`, `cli`, and users as `mw.account_torch` and `mw.weigh`.
+`config`, `eager`, `children`, `records`, `formats`, `units`, `errors`; torch, and the modules that need it,
+only inside functions.
+Used by: `torch`, `torch_as_jax`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy import names_on_first_use
+
 from ._account import Account as Account
 from ._account import FlopCount as FlopCount
 from ._account import MemoryCount as MemoryCount
@@ -28,9 +29,6 @@ from ._account import unknown_table as unknown_table
 from ._apart import account_named as account_named
 from ._apart import answer_apart as answer_apart
 from ._apart import serve as serve
-from ._records import MeshAccount as MeshAccount
-from ._records import RankCount as RankCount
-from ._records import RankMessage as RankMessage
 
 if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
     from ._fakes import Fakes as Fakes

@@ -36,7 +36,7 @@ SOURCES = (
     "records.py",
     "units.py",
 )
-SOURCES += ("api/_reckoned.py",)
+SOURCES += ("programs/_reckoned.py",)
 
 
 _Rates = tuple[KnownRates, tuple[str, ...]]  # and the doubts about them

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from meshwright.config import Layout
+from meshwright.eager import EagerAccount, RankCount
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
@@ -51,7 +52,6 @@ from ._mesh import (
     watching_dtensors,
     watching_fsdp,
 )
-from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, EagerStep, surroundings
 from ._timeline import history_of, memory_of, reserved_bytes, workspace_bytes
 from ._traffic import merged, traffic_of
@@ -93,7 +93,7 @@ def account_on_mesh(
     loss: Any = None,
     autocast: Any = None,
     on_phase: Callable[[str], None] = lambda phase: None,
-) -> MeshAccount:
+) -> EagerAccount:
     """Return the account of one training step on each rank of a mesh.
 
     Args:
@@ -223,7 +223,7 @@ def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
         return None, unknown.message
 
 
-def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not: str) -> MeshAccount:
+def _with_time(account: EagerAccount, first: EagerStep, num_devices: int, why_not: str) -> EagerAccount:
     """Return the account with the predicted time of the first rank's step."""
     launches = first.watch.launches
     if launches is not None and first.storages.host_peak_bytes:
@@ -265,7 +265,7 @@ def _summed(
     fleet: Fleet,
     layout: Layout,
     started: float,
-) -> MeshAccount:
+) -> EagerAccount:
     """Return the account of all ranks.
 
     Args:
@@ -294,7 +294,7 @@ def _summed(
         unpriced=(*without_rule, *(f"{what}, {times} times" for what, times in unpriced.items())),
         assumptions=tuple(words.removesuffix(".") for words in (*notes, *ALWAYS)),
     )
-    return MeshAccount(
+    return EagerAccount(
         name=name,
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         ledger=ledger,

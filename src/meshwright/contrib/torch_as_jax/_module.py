@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError
+from meshwright.errors import InputError
+
+from ..torch_eager import require_torch
 from ._program import ModuleProgram
 from ._runner import GraphRunner
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +93,33 @@ def _array(tensor: Any, told: jax.ShapeDtypeStruct) -> jax.Array:
     values = tensor.detach().cpu()
     plain = values.float() if str(values.dtype) == "torch.bfloat16" else values
     return jnp.asarray(np.array(plain.numpy(), told.dtype, copy=True))
+
+
+def module_as_jax(
+    module: torch.nn.Module,
+    /,
+    *inputs: Any,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    compute: torch.dtype | None = None,
+    **keyword_inputs: Any,
+) -> JaxModule:
+    """Return the training loss of a PyTorch module as a pure function of JAX, for these shapes of inputs.
+
+    The module is exported by `torch.export` on fake tensors, as it is: in training mode unless it was put in
+    another. It may be on the meta device, and does not change.
+
+    Args:
+        module: the module.
+        inputs, keyword_inputs: the arguments of its `forward`; only shapes, formats and plain values matter.
+        loss: a function from the module's output to one number. By default the output if it is one number, or
+            else its `loss`, or else the sum of its tensors.
+        compute: the format of parameters and of floating-point inputs in use; their own if None.
+
+    Raises:
+        InputError: PyTorch is not installed, the module cannot be exported, its loss is not one number or
+            needs no gradient, or it uses operations without a rule; the error names all of them.
+    """
+    require_torch()
+    from ._export import exported  # imports torch
+
+    return JaxModule(program=exported(module, inputs, keyword_inputs, loss=loss, compute=compute))

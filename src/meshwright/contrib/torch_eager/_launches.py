@@ -19,11 +19,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from meshwright import ledger
+from meshwright.eager import RankMessage
 from meshwright.errors import InputError
 from meshwright.predict import MAIN, Machine, Mark, Queue, Walked, attention_seconds, unaligned_share
 
 from ._flops import ATTENTION_RULES, OperationCall, OperationFlops
-from ._records import RankMessage
 from ._traffic import KINDS
 
 # Operations without a kernel, beside views.

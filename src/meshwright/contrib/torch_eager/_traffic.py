@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from meshwright.eager import RankMessage
 from meshwright.hardware import Fleet
 from meshwright.hlo import Axes, axes_of
 from meshwright.ledger import Collective, Message, crossing_bytes, domains_of
 from meshwright.units import format_bytes
-
-from ._records import RankMessage
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 SILENT = ("barrier", "monitored_barrier_", "check_for_nan", "wait_tensor")

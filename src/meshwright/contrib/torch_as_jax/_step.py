@@ -21,11 +21,12 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from ..errors import InputError
-from ..hardware import Chip
-from ..models import Context
-from ..models.attention import uses_cudnn
-from ..models.attention_blocks import cudnn_attention
+from meshwright.errors import InputError
+from meshwright.hardware import Chip
+from meshwright.models import Context
+from meshwright.models.attention import uses_cudnn
+from meshwright.models.attention_blocks import cudnn_attention
+
 from ._layers import Attention, plain_attention
 from ._program import AS_WRITTEN, ArraySpec, ModuleProgram, segments_of
 from ._repeats import repeats_of

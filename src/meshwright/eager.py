@@ -1,4 +1,7 @@
-"""Hold what a step of a PyTorch module costs on the ranks of a mesh. No torch."""
+"""Hold what a step that no compiler has made costs on each rank of a mesh. No torch.
+
+Imports: `ledger`, `predict`, `records`. Used by: `results`, `report`, and what runs PyTorch on fake tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.ledger import Ledger
-from meshwright.predict import Busy, Prediction
-from meshwright.records import read_record
+from .ledger import Ledger
+from .predict import Busy, Prediction
+from .records import read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMessage:
     """Collectives of one kind over the same axes in one phase, on one rank in one step.
 
-    payload_bytes, wire_bytes, overlapped_count: as in `meshwright.ledger.Collective`.
+    payload_bytes, wire_bytes, overlapped_count: as in `ledger.Collective`.
     array_bytes: the whole arrays: the result of an all-gather, the operand of a reduce-scatter.
     phase: forward | backward | recomputed | optimizer.
     """
@@ -61,7 +64,7 @@ class RankCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshAccount:
+class EagerAccount:
     """The cost of one training step of a PyTorch module on a mesh, as PyTorch runs it.
 
     name: of the module or of the function that returned it.
@@ -92,10 +95,10 @@ class MeshAccount:
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> MeshAccount:
+    def from_json(text: str) -> EagerAccount:
         """Read the text of `to_json`."""
         return read_record(
-            MeshAccount, text, name="a module's account", hint="Meshwright wrote it: report it"
+            EagerAccount, text, name="a module's account", hint="Meshwright wrote it: report it"
         )
 
     def fields(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from meshwright.eager import RankMessage
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
@@ -45,7 +46,6 @@ from ._flops import (
 )
 from ._kernels import grouped_product
 from ._launches import PRODUCTS, VECTORS, Launches
-from ._records import RankMessage
 from ._traffic import NAMESPACES, message_kind, message_of
 
 TEMPORARY = "temporaries"

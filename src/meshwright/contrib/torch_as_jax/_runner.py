@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import InputError
+from meshwright.errors import InputError
+
 from ._layers import USES_ATTENTION
 from ._program import (
     AS_WRITTEN,

@@ -4,7 +4,7 @@ A script of PyTorch has no jitted call, and its step would run for real on this 
 before anything runs: it imports PyTorch or a library of it, and neither it nor a file next to it that it
 imports uses JAX. What it says about its module makes the function that `weigh` takes.
 
-Used by: `_script`, `_torch`.
+Used by: `_kind`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import InputError
+from meshwright.errors import InputError
 
 TORCH = {
     "torch",
@@ -34,6 +34,7 @@ JAX = {"jax", "jaxlib", "flax", "optax", "equinox", "haiku", "keras", "numpyro",
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "composer", "lightning"}
 LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 MOST_BYTES, MOST_FILES = 2_000_000, 200
+PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _REQUIREMENT = re.compile(r"[\w-]+")
 
@@ -48,6 +49,23 @@ def launched_script(command: Sequence[str]) -> str | None:
     if not named and not ("-m" in words and any(word in LAUNCHING_MODULES for word in words)):
         return None
     return next((word for word in words if word.endswith(".py")), None)
+
+
+def torch_script_of(words: Sequence[str]) -> Path | None:
+    """Return the PyTorch script that a command runs, with or without a launcher; None if it runs none.
+
+    Args:
+        words: as for the shell: ["python", "train.py"], ["-m", "package"], ["torchrun", "train.py"].
+    """
+    launched = launched_script(words)
+    rest = list(words)
+    if rest and PYTHON.match(Path(rest[0]).name):
+        rest = rest[1:]
+    named = rest[0] if rest and rest[0].endswith(".py") else None
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        named = str(Path(*rest[1].split(".")).with_suffix(".py"))
+    found = (Path(each) for each in (launched, named) if each is not None)
+    return next((each for each in found if each.is_file() and is_torch_script(each)), None)
 
 
 def imports_torch_alone(text: str) -> bool:

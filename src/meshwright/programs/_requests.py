@@ -1,6 +1,6 @@
 """Make the request for a compile worker: the program of a configuration or function, on a fleet and layout.
 
-No jax. Used by: `_weigh`, `_script`, `_plan` and what trains.
+No jax. Used by: `_weighed` and the kinds of program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Call a user's function that makes a module in a process of its own, which the function may end or crash.
 
-`python -m meshwright.torch_account._apart PARENT_PID FOLDER` is that process for an account on a mesh;
+`python -m meshwright.contrib.torch_eager._apart PARENT_PID FOLDER` is that process for an account on a mesh;
 `torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases, and
 FOLDER/answer.json last. torch is imported there alone.
 """
@@ -32,12 +32,11 @@ from meshwright.children import (
     working_folder,
 )
 from meshwright.config import Layout
+from meshwright.eager import EagerAccount
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import last_lines, parsed_json
 from meshwright.hardware import Fleet
 from meshwright.records import read_record
-
-from ._records import MeshAccount
 
 Request = TypeVar("Request")
 POLL_SECONDS = 0.05
@@ -63,7 +62,7 @@ def account_named(
     layout: Layout,
     knobs: Mapping[str, str],
     on_phase: Callable[[str], None],
-) -> MeshAccount:
+) -> EagerAccount:
     """Return the account of the module that a function returns, "package.module:function".
 
     Args:
@@ -80,7 +79,7 @@ def account_named(
         function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
     )
     answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), function, on_phase)
-    return MeshAccount.from_json(answer["account"])
+    return EagerAccount.from_json(answer["account"])
 
 
 def answer_apart(

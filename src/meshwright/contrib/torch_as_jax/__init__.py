@@ -1,17 +1,19 @@
 """A PyTorch module's training loss and step as a JAX program.
 
-Imports: `torch_account` (fake tensors), `models` (cuDNN's attention), `sharding`. Imported by: `api` and
-`tools`, when such a program is asked for: `_export` imports torch.
+Imports: `torch_eager` (fake tensors), `models` (cuDNN's attention), `sharding`. Used by: `torch`, when such a
+program is asked for, and users as `mw.module_as_jax`. `_export` alone imports torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy import names_on_first_use
+
 from ._apart import ExportedFunction as ExportedFunction
 from ._apart import exported_named as exported_named
 from ._module import JaxModule as JaxModule
+from ._module import module_as_jax as module_as_jax
 from ._program import AS_WRITTEN as AS_WRITTEN
 from ._program import ModuleProgram as ModuleProgram
 from ._runner import GraphRunner as GraphRunner
