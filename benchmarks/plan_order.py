@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--record", action="store_true", help="write records/DATE_plan_order.toml")
     given = parser.parse_args()
-    plan = mw.plan(MODEL, on=FLEET, fix=FIXED, budget_seconds=given.budget)
+    plan = mw.plan(MODEL, on=FLEET, budget_seconds=given.budget, search=FIXED)
     print(plan)
     rows = [planned_row(each) for each in plan.fitting]
     chosen = ends(rows)

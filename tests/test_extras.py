@@ -91,6 +91,6 @@ def test_what_only_a_card_can_answer_is_refused_with_what_to_do():
     if any(device.platform == "gpu" for device in jax.devices()):
         pytest.skip("a card answers")
     with pytest.raises(mw.InputError, match="dnnCreate") as refused:
-        mw.weigh(layer, args=(jax.ShapeDtypeStruct((2, 4, 8), jnp.float32),), on="1xH100")
+        mw.weigh(mw.jax_step(layer, jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)), on="1xH100")
     assert "jax.lax.scan" in refused.value.hint
     assert how_to_install("cuda") in refused.value.hint

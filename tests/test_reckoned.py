@@ -15,12 +15,12 @@ import pytest
 
 import meshwright as mw
 from meshwright.api import _reckoned
-from meshwright.api._reckoned import SOURCES, reckoned
 from meshwright.compiler import Compiled
 from meshwright.hardware import Fleet, MeasuredRuns
 from meshwright.ledger import MultiplyAdds, _rules, executions_in, ledger_of, register_call
 from meshwright.measure import KnownRates
 from meshwright.predict import predict
+from meshwright.programs._reckoned import SOURCES, reckoned
 
 PROGRAM = Path(__file__).parent / "ledger/fixtures/transformer-8xH100"
 PACKAGE = Path(mw.__file__).parent

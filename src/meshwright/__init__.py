@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from .lazy import names_on_first_use
 
 if TYPE_CHECKING:
-    from . import tools as tools
     from .api._calibrate import MeasuredStep as MeasuredStep
     from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
@@ -40,6 +39,11 @@ if TYPE_CHECKING:
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds
     from .ledger import register_call as register_call
+    from .measure import clock as clock
+    from .measure import footprint as footprint
+    from .measure import live as live
+    from .measure import matmul_mfu as matmul_mfu
+    from .measure import memory as memory
     from .measure import probe as probe
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan

@@ -13,7 +13,7 @@ import typer
 from meshwright.cli._app import app
 from tests import commands
 
-VERBS = ["weigh", "train", "sample", "export", "account", "probe", "presets", "fleets", "formats", "doctor"]
+VERBS = ["weigh", "train", "sample", "export", "probe", "presets", "fleets", "formats", "doctor"]
 VERBS += ["init", "sweep"]
 HEAVY = ("jax", "jaxlib", "numpy", "matplotlib", "psutil", "pydantic", "optax")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.api._requests import request_of
 from meshwright.compiler import _cache as _executables
 from meshwright.compiler import (
     cache_root,
@@ -18,6 +17,7 @@ from meshwright.compiler import (
 from meshwright.config import Layout, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
+from meshwright.programs._requests import request_of
 
 OTHER = next(group for group in grp.getgrall() if group.gr_gid != os.getegid())
 

@@ -84,7 +84,7 @@ def test_two_steps_are_too_few_to_time(tmp_path, train):
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_compiled(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("meshwright.api._weigh.compile_program", None)
+    monkeypatch.setattr("meshwright.programs._weighed.compile_program", None)
     with pytest.raises(InputError, match="cannot write a run"):
         mw.train("linear", on="1xCPU", folder=tmp_path / "file" / "run")
 

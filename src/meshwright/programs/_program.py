@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ._candidates import Candidates
 
 
+OPTIONS = {"layout": "layout", "overrides": "overrides (--set)", "simulate": "simulate"}
+"""Settings in words, for those who write Python and those who write commands."""
+
+
 class RunFacts(TypedDict):
     """What the caller says about a program without a configuration: tokens of a step, steps of the run."""
 
@@ -105,7 +109,8 @@ class Settings:
         """
         for name in names:
             if getattr(self, name) not in (None, (), {}, [], False):
-                raise InputError(f"{what} takes no {name}", hint=hint or f"leave {name} out")
+                words = OPTIONS[name]
+                raise InputError(f"{what} takes no {words}", hint=hint or f"leave {words} out")
 
 
 class Program(ABC):
