@@ -29,7 +29,7 @@ from plan_best import settings
 import meshwright as mw
 from meshwright.config import Layout, load_config, overridden
 from meshwright.hardware import Fleet
-from meshwright.training import devices_of
+from meshwright.trainer.loop import devices_of
 from meshwright.units import aligned
 
 MODEL, FLEET = "bytes-10m", "8xCPU"
@@ -81,7 +81,7 @@ def run_in_turns(rows: Sequence[dict[str, Any]], rounds: int) -> None:
     import jax
 
     from meshwright.sharding import mesh_of
-    from meshwright.training._programs import compile_programs
+    from meshwright.trainer.loop._programs import compile_programs
 
     fleet, steps, rng = Fleet.parse(FLEET), [], np.random.default_rng(0)
     for row in rows:

@@ -54,7 +54,7 @@ FAULTS = (
         "training/test_run.py::test_a_run_of_no_steps_is_refused",
     ),
     fault(
-        "checkpoint/_manifest.py",
+        "trainer/checkpoint/_manifest.py",
         "if len(expected) < len(manifest.files):",
         "if len(expected) > len(manifest.files):",
         "checkpoint/test_manifest.py",
@@ -79,7 +79,7 @@ FAULTS = (
         "config/test_layout.py",
     ),
     fault(
-        "data/_formats.py",
+        "trainer/data/_token_formats.py",
         "if count < 1 or num_bytes != wanted:",
         "if count < 1:",
         "data/test_formats.py",
@@ -117,7 +117,7 @@ FAULTS = (
         "measure/test_arrays.py",
     ),
     fault(
-        "models/rotary.py",
+        "trainer/models/rotary.py",
         "return frequency / config.rope_factor",
         "return frequency * config.rope_factor",
         "models/test_rotary.py",
@@ -150,25 +150,25 @@ FAULTS = (
         "step/test_tables.py",
     ),
     fault(
-        "step/_gradients.py",
+        "trainer/step/_gradients.py",
         "return value / num_microbatches, outcome, mean",
         "return value, outcome, mean",
         "step/test_gradients.py",
     ),
     fault(
-        "torch_account/_traffic.py",
+        "contrib/torch_eager/_rank_traffic.py",
         "return 2 * payload * (size - 1) // size",
         "return payload * (size - 1) // size",
         "torch_account/mesh",
     ),
     fault(
-        "torch_program/_elementwise.py",
+        "contrib/torch_as_jax/_elementwise.py",
         "return jnp.subtract(self, other if alpha == 1 else alpha * other)",
         "return jnp.subtract(self, other)",
         "torch_program/test_operations.py",
     ),
     fault(
-        "training/_recording.py",
+        "trainer/loop/_recording.py",
         "if not deviation or loss <= mean + self._sigmas * deviation:",
         "if not deviation or loss >= mean + self._sigmas * deviation:",
         "training/test_recording.py",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-import meshwright.checkpoint
+import meshwright.trainer.checkpoint
 from meshwright.config import TransformerModel, load_config
 from meshwright.extras import how_to_install
 
@@ -194,7 +194,7 @@ def test_a_layout_that_does_not_cover_the_fleet_is_the_users_mistake():
 
 
 def test_train_is_the_verb_also_when_its_package_was_imported():
-    importlib.import_module("meshwright.training")
+    importlib.import_module("meshwright.trainer.loop")
     assert callable(mw.train)
 
 
@@ -205,7 +205,7 @@ def test_the_package_tells_an_unknown_name_as_python_does():
 
 def test_names_that_are_imported_late_can_be_completed():
     assert {"weigh", "train", "torch_step"} <= set(dir(mw))
-    assert "restore" in dir(meshwright.checkpoint)
+    assert "restore" in dir(meshwright.trainer.checkpoint)
 
 
 def test_every_public_name_is_there():

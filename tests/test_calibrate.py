@@ -11,7 +11,7 @@ from meshwright.api._calibrate import forget, measured_steps_in
 from meshwright.api._reconcile import history, history_path
 from meshwright.hardware import Fleet
 from meshwright.measure import describe_host, measured_runs_path
-from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_cached
+from meshwright.measure._kept_calibration import calibration_of_this_machine, path_of, write_cached
 from meshwright.predict import class_of
 
 pytestmark = pytest.mark.once

@@ -38,7 +38,7 @@ def test_training_names_all_that_it_lacks_before_it_does_anything(monkeypatch, t
 
 @pytest.mark.parametrize(
     ("package", "module"),
-    [("tensorstore", "checkpoint._arrays"), ("tensorboardX", "training._recording")],
+    [("tensorstore", "trainer.checkpoint._stored_arrays"), ("tensorboardX", "trainer.loop._recording")],
 )
 def test_what_reads_or_writes_a_run_says_what_it_lacks(package, module, monkeypatch):
     importlib.import_module(f"meshwright.{module}")

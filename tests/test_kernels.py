@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.compiler import _kernels
+from meshwright.compiler import _kernel_calls as _kernels
 from meshwright.worker._traced import count_traced
 
 with warnings.catch_warnings():

@@ -11,14 +11,7 @@ import pytest
 from jax import lax
 
 import meshwright as mw
-from meshwright.hlo import (
-    NO_VECTORS,
-    ROUTINES,
-    THIN_VECTORS,
-    fft_flops,
-    library_flops,
-    parse_program,
-)
+from meshwright.hlo import NO_VECTORS, ROUTINES, THIN_VECTORS, fft_flops, library_flops, parse_program
 from meshwright.ledger import executions_of
 from meshwright.ledger._flops import executed_flops
 from meshwright.worker._traced import count_traced

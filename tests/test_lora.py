@@ -11,10 +11,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import Layout, check_layout, load_config, overridden
-from meshwright.data import open_data
 from meshwright.errors import InputError
-from meshwright.models import Context, model_of, with_adapters
-from meshwright.step import build_step
+from meshwright.trainer.data import open_data
+from meshwright.trainer.models import Context, model_of, with_adapters
+from meshwright.trainer.step import build_step
 from meshwright.worker._traced import count_traced
 
 pytestmark = pytest.mark.quick

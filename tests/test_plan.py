@@ -145,7 +145,7 @@ def test_progress_tells_the_best_so_far(forked_workers):
 
 @pytest.mark.once
 def test_what_still_runs_when_the_time_is_over_is_cut_off(monkeypatch, forked_workers):
-    monkeypatch.setattr("meshwright.api._runner.LEAST_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("meshwright.api._plan_runner.LEAST_GRACE_SECONDS", 0.0)
     changed = {"batch.sequences": 24}  # of a size that no other test compiles
     made = mw.plan("linear", on="2xH100", budget_seconds=0.1, overrides=changed)
     assert made.winner is None

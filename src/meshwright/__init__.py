@@ -12,7 +12,7 @@ True
 import sys
 from typing import TYPE_CHECKING
 
-from .lazy import names_on_first_use
+from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
     from .api._calibrate import MeasuredStep as MeasuredStep
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
+    from .measure._reconciliation import Calibrated as Calibrated
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from .programs import RunLength as RunLength
     from .programs import jax_step as jax_step
     from .programs import load as load
-    from .reconciliation import Calibrated as Calibrated
     from .results import Change as Change
     from .results import Largest as Largest
     from .results import Run as Run

@@ -277,7 +277,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.cli import _launch as _processes
     from meshwright.cli import _launch as _restarts
     from meshwright.programs import _weighed
-    from meshwright.training import sample_run  # noqa: F401
+    from meshwright.trainer.loop import sample_run  # noqa: F401
 
     with suppress(ImportError):
         import torch  # noqa: F401

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.compiler import _cache as _executables
-from meshwright.compiler import (
-    cache_root,
-    compile_program,
-    keep_executables,
-    make_folder,
-    others_who_write,
-)
+from meshwright.compiler import cache_root, compile_program, keep_executables, make_folder, others_who_write
 from meshwright.config import Layout, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.children import from_child
-from meshwright.compiler import ScriptRequest, _run, _scripts, compile_program, run_script
+from meshwright.compiler import ScriptRequest, _scripts, compile_program, run_script
+from meshwright.compiler import _compile_process as _run
+from meshwright.contrib.torch_eager import answer_apart
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.torch_account import answer_apart
+from meshwright.subprocesses import from_child
 
 CANDIDATE = {"name": "f", "place": "", "num_calls": 1, "model_flops": 1, "has_backward": True}
 

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from meshwright.torch_account import Account, FlopCount, MemoryCount, ModuleCount
 
 from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective
-from meshwright.reconciliation import Reconciliation, Row
+from meshwright.measure._reconciliation import Reconciliation, Row
 from meshwright.report import row_cells
 from meshwright.results import Change, Changes, Run, Sweep, SweepRun
-from meshwright.torch_account import Account, FlopCount, MemoryCount, ModuleCount
 
 GIB = 2**30
 ROWS = (

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Overrides, RunConfig, TextData, override_pairs
-from ..data import Dataset, MixedWindows, TokenWindows, open_data, own_data
-from ..programs import run_named
-from ..results import Phase
-from ..units import format_bytes
+from meshwright.config import Overrides, RunConfig, TextData, override_pairs
+from meshwright.programs import run_named
+from meshwright.results import Phase
+from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows, open_data, own_data
+from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from ..launch import Alone
+    from meshwright.trainer.launch import Alone
 
 TOKENIZER = "data.tokenizer"
 LARGE_BYTES = 2**26  # of texts, from which the progress of tokenizing is reported

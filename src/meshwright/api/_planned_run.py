@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..config import Overrides, RunConfig, holds_nothing, overridden
-from ..errors import InputError
-from ..programs import changes_for_tokens
+from meshwright.config import Overrides, RunConfig, holds_nothing, overridden
+from meshwright.errors import InputError
+from meshwright.programs import changes_for_tokens
+
 from ._own_data import config_with_data
 
 

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
-from ..errors import InputError
+from meshwright.config import RunConfig
+from meshwright.errors import InputError
+
 from ._configured import Configured, is_configuration
 from ._jax_step import jax_step
 from ._program import Program

@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..config import Overrides
-from ..errors import InputError
-from ..hardware import Fleet
-from ..predict import checked_price, steps_for
-from ..results import Phase, Weighing, ignore
-from ..units import parse_count
+from meshwright.config import Overrides
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.predict import checked_price, steps_for
+from meshwright.results import Phase, Weighing, ignore
+from meshwright.units import parse_count
 
 if TYPE_CHECKING:
     from ._candidates import Candidates

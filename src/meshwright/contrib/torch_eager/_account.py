@@ -248,7 +248,7 @@ def account_torch(
         True
     """
     require_torch()
-    from ._step import account_step
+    from ._eager_step import account_step
 
     return account_step(module, inputs, keyword_inputs, optimizer, loss, autocast)
 
