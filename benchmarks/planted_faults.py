@@ -99,19 +99,19 @@ FAULTS = (
         "ledger/test_hlo.py",
     ),
     fault(
-        "launch/_join.py",
+        "trainer/launch/_join.py",
         "if not 0 <= index < count:",
         "if not 0 <= index <= count:",
         "launch/test_join.py",
     ),
     fault(
-        "ledger/_memory.py",
+        "ledger/_memory_ledger.py",
         "begin, end = bisect_left(instants, when.first), bisect_right(instants, when.last)",
         "begin, end = bisect_left(instants, when.first), bisect_left(instants, when.last)",
         "ledger/test_memory.py",
     ),
     fault(
-        "measure/_arrays.py",
+        "measure/_array_storages.py",
         "return bits if bits in (2, 4) else 8 * dtype.itemsize",
         "return 8 * dtype.itemsize",
         "measure/test_arrays.py",
@@ -143,7 +143,7 @@ FAULTS = (
         "report/test_results_text.py",
     ),
     fault(
-        "sharding/_rules.py",
+        "sharding/_partition_rules.py",
         "if shape is not None and num_repeats(dims, shape, mesh) > 1:",
         "if shape is not None and num_repeats(dims, shape, mesh) > 2:",
         "sharding/test_rules.py",
@@ -174,7 +174,7 @@ FAULTS = (
         "training/test_recording.py",
     ),
     fault(
-        "weights/_files.py",
+        "trainer/weights/_weight_files.py",
         "if end > size:",
         "if end > 2 * size:",
         "weights",

@@ -153,7 +153,7 @@ def test_a_worker_whose_folder_is_gone_is_not_waited_for(spoil, request_for, mon
     [*WAYS, *((answer(text), "it is no answer") for text in ("", "[", "5", "null", '{"message": 5}'))],
 )
 def test_a_function_of_pytorch_that_changes_its_folder_is_told_so(spoil, why, monkeypatch):
-    from meshwright.torch_account import _apart
+    from meshwright.contrib.torch_eager import _account_process as _apart
 
     class Ended:
         returncode = 0
