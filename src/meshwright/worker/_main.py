@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,7 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         num_matmul_parameters=None,
         tokens_per_step=None,
         sequence_length=None,
+        device_ids=_numbers_of_slices(chosen),
     )
     with _cache.writing_cache():
         record.save(made, texts)
@@ -190,6 +191,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         compile_seconds=seconds,
         fingerprint=fingerprint_of(texts[TEXTS[0]] if executable is None else executable.as_text()),
         coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
+        device_ids=_numbers_of_slices(mesh.devices.flat),
         **facts,
     )
     with _cache.writing_cache():
@@ -262,6 +264,13 @@ def _devices(request: Request) -> list[Any]:
 def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     """Return the place of each TPU of the mesh in its slice: x, y, z, and the core on its chip."""
     return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
+
+
+def _numbers_of_slices(devices: Iterable[Any]) -> tuple[int, ...]:
+    """Return libtpu's numbers of devices that are in several TPU slices; nothing for any others."""
+    listed = list(devices)
+    slices = {getattr(device, "slice_index", 0) for device in listed}
+    return tuple(int(device.id) for device in listed) if len(slices) > 1 else ()
 
 
 def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
