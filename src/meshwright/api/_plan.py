@@ -34,6 +34,7 @@ from ..planning import (
     estimate,
     fleet_times,
     function_space,
+    inside_slices,
     knobs_of_run,
     parsed_knobs,
     room_of,
@@ -312,7 +313,7 @@ def _legal_space(run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ..
     Raises:
         InputError: none is legal.
     """
-    space = space_of(run, fleet, knobs)
+    space = inside_slices(run, fleet, space_of(run, fleet, knobs), knobs)
     if not space.num_considered:
         raise _nothing_legal(run, fleet, space)
     return space
