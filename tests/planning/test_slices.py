@@ -77,7 +77,7 @@ def test_a_person_tries_data_over_the_slices_first():
 
 
 def test_estimates_prefer_the_layout_that_sends_least_between_slices():
-    """Over the network, a gather of fsdp=32 takes what two halves exchange, and tensor waits in each block."""
+    """Of a gather over fsdp=32 halves cross the network in each block, and of tensor every message."""
     run, fleet = load_config("llama3-8b"), Fleet.parse("2xv5e-16")
     knobs = parsed_knobs([*SMALL, "stage=1", "context=1", "inner=tensor", "tensor=1,32"])
     candidates = space_of(run, fleet, knobs).candidates
