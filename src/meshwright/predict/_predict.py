@@ -567,8 +567,8 @@ def _hidden(again: _Again) -> Iterator[Help]:
 def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     """Yield the fastest order of the layout's axes, if it is not the present one."""
     axes = [(name, size) for name, size in again.walks.schedule.mesh_axes if size > 1]
-    if fleet.chips_per_domain >= fleet.num_devices:
-        return  # with one domain, no order crosses a slower link
+    if fleet.num_domains == 1 or fleet.domain == "slice":
+        return  # no order crosses a slower link; or XLA has divided the messages between slices by this order
     sizes = tuple(size for _, size in axes)
     best, least = None, LEAST_SHARE_OF_AN_ORDER * again.walked.seconds
     for places in itertools.islice(itertools.permutations(range(len(axes))), 1, MOST_ORDERS):
