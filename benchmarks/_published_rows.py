@@ -457,7 +457,8 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
             taken = f"{shared} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
             notes.append(f"{row['sharding']} taken as {taken}")
     elif re.search(r"fsdp|zero-?3|full_shard|hsdp", words):
-        fsdp = _count(row, "fsdp") if row["fsdp"] else replicas
+        over_slices = fleet.num_domains if "dp over dcn" in words else 1
+        fsdp = _count(row, "fsdp") if row["fsdp"] else replicas // over_slices
     if replicas % fsdp:
         raise InexpressibleError("its axes do not multiply to its devices")
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.

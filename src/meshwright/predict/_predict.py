@@ -301,13 +301,25 @@ def predict(
         num_devices=fleet.num_devices,
         tokens_per_step=compiled.tokens_per_step,
         calibration=calibration,
-        cautions=(*cautions, *_wide_heads(machine, executions)),
+        cautions=(*cautions, *_wide_heads(machine, executions), *_several_slices(fleet)),
         peer_seconds=peer_seconds,
     )
     helps = what_helps(
         machine, executions, compiled, fleet, ledger.memory, walked, walks.prices, walks.schedule
     )
     return replace(found, what_helps=helps)
+
+
+def _several_slices(fleet: Fleet) -> Iterator[str]:
+    """Yield what is known of runs on several TPU slices, and not priced.
+
+    Source: benchmarks/records/2026-11-28_predict_tpus.toml, MaxText's runs on one and on several slices.
+    """
+    if fleet.domain == "slice" and fleet.num_domains > 1:
+        yield (
+            "14 published runs on 2 to 32 slices took 0 to 21 % longer than one slice of their model, 5 % at "
+            "the median, which the bytes between slices do not explain: it is not in the expected time"
+        )
 
 
 def _wide_heads(machine: Machine, executions: Executions) -> Iterator[str]:
