@@ -255,26 +255,30 @@ def _axes_that_leave_the_host(
 
 
 def _axes_between_slices(mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...]) -> Iterator[Finding]:
-    """Yield findings on axes whose groups lie in several slices, without those that join slices cheaply."""
+    """Yield findings on axes whose groups lie in several slices, without those that join slices cheaply.
+
+    Of an axis of a foreign program, sums do not count: they may be those of gradients.
+    """
     if fleet.domain != "slice" or fleet.num_domains == 1:
         return
-    crossing = {c.axes: 0 for c in traffic}
-    for each in traffic:
-        crossing[each.axes] += each.crossing_bytes or 0
-    stride, least_bytes = 1, SMALL_SHARE * sum(crossing.values())
+    crossing = [each for each in traffic if each.crossing_bytes]
+    stride, least_bytes = 1, SMALL_SHARE * sum(each.crossing_bytes or 0 for each in crossing)
     for name, size in reversed(mesh_axes):
         inside = min(size, max(1, fleet.chips_per_domain // stride))
-        sent = sum(num_bytes for axes, num_bytes in crossing.items() if name in axes)
+        counts = [c for c in crossing if name in (*SPLITTING_AXES, "context") or c.kind != "all-reduce"]
+        sent = sum(each.crossing_bytes or 0 for each in counts if name in each.axes)
         stride *= size
         if name in JOINING_AXES or inside == size or sent <= least_bytes:
             continue
         rest = size // inside
+        within = f" before {name}={inside}" if inside > 1 else f", and {name} inside them"
         yield Finding(
             kind="group that straddles slices",
             what=f"each group of {name}={size} lies in {rest} slices, {inside} of it in each, and a device "
             f"sends {format_rate(sent, 'B')} a step between them",
             source_line="",
-            mend=f"data={rest} before {name}={inside}, if that fits: then only gradients cross, once a step",
+            mend=f"an axis over the batch of {rest}{within}, if that fits: then only gradients cross, once a "
+            "step",
         )
 
 

@@ -151,7 +151,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     mesh = mesh_of(request.mesh_axes, devices)
     begin_phase(work, "tracing")
     with libraries_of_plugin(request.platform), _surroundings(request, devices):
-        step, arguments, keywords, facts = _program(request, mesh)
+        step, arguments, keywords, facts, mesh = _program(request, mesh)
+        check_mesh_of_slices(mesh, request.fleet)
         traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
     if request.function is not None:
@@ -273,8 +274,27 @@ def _numbers_of_slices(devices: Iterable[Any]) -> tuple[int, ...]:
     return tuple(int(device.id) for device in listed) if len(slices) > 1 else ()
 
 
-def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """Return the jitted step, its abstract arguments and keywords, and facts from the config."""
+def check_mesh_of_slices(mesh: Any, fleet: str) -> None:
+    """Raise if a mesh on several TPU slices is not in their order, or an axis lies unevenly over them.
+
+    Raises:
+        InputError: it is; libtpu's process would end, or the groups would be taken for those of other slices.
+    """
+    numbers = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
+    if numbers != sorted(numbers):
+        shown = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+        raise InputError(
+            f"the mesh {shown} of the program goes through the slices of {fleet} more than once",
+            hint="order its devices by slice, as jax.devices() lists them: the axis over the slices first",
+        )
+    from ..config import Layout, check_slices
+    from ..hardware import Fleet
+
+    check_slices(Fleet.parse(fleet), Layout(axes=tuple(mesh.shape_tuple)))
+
+
+def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]:
+    """Return the jitted step, its abstract arguments and keywords, facts from the config, and its mesh."""
     if request.config is not None:
         from ..config import RunConfig
         from ..step import build_step
@@ -289,14 +309,14 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
             "sequence_length": config.batch.sequence_length if config.model.takes == "sequences" else None,
             "mesh_axes": request.mesh_axes,
         }
-        return built.step, (built.state, built.batch), {}, facts
+        return built.step, (built.state, built.batch), {}, facts, mesh
     from ._foreign import foreign_program
 
     unknown: dict[str, Any] = dict.fromkeys(
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
     step, arguments, keywords, mesh = foreign_program(request, mesh)
-    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}
+    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}, mesh
 
 
 def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractContextManager[None]:
