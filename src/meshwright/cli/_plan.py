@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 OnOption = Annotated[
     str | None,
-    typer.Option(
-        "--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 4xv5e-256, 8xCPU, or local."
-    ),
+    typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
 ]
 FleetsOption = Annotated[
     str | None,

@@ -131,10 +131,7 @@ def with_lora(overrides: list[str] | None, rank: int | None) -> list[str]:
 def weigh(
     config: Words,
     on: Annotated[
-        str,
-        typer.Option(
-            "--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 4xv5e-256, 8xCPU, or local."
-        ),
+        str, typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local.")
     ],
     layout: LayoutOption = None,
     overrides: SetOption = None,
