@@ -76,8 +76,8 @@ def rows_here(num_rows: int, mesh: AnyMesh) -> Array:
 def on_each_device(local: Callable[..., Any], mesh: AnyMesh, inputs: Any, outputs: Any) -> Callable[..., Any]:
     """Return a function that runs `local` on each device's shards.
 
-    It is `jax.shard_map` over all axes that are not manual yet; `local` itself if nothing is left to split. Where
-    some are manual, an axis of size 1 is left too: XLA partitions no Pallas kernel beside one that is not.
+    It is `jax.shard_map` over all axes that are not manual yet; `local` itself if nothing is left to split.
+    Where some are manual, the others become so even with one device: XLA partitions no Pallas kernel.
 
     Args:
         local: the function of one device's shards.
