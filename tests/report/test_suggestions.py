@@ -125,7 +125,7 @@ def test_a_tpu_slice_grows_to_the_next_that_google_has():
 def test_beyond_the_largest_slice_are_several():
     sizes = memory(state=GIB, temporaries=148 * GIB)
     assert arguments("llama3-8b", "fsdp=256", "v6e-256", sizes)[-1] == "--on 2xv6e-256 --layout fsdp=512"
-    found = arguments("llama3-8b", "fsdp=512", "2xv6e-256", sizes)
+    found = arguments("llama3-8b", "fsdp=512", "2xv6e-256", sizes, "batch.sequences=2048")
     assert found[-1] == "--on 4xv6e-256 --layout fsdp=1024"
 
 
