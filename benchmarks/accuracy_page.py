@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md and its picture from the newest records of predict_published.py.
+"""Write docs/results/accuracy.md and its picture from the newest records of predict_published.py.
 
 Run: python benchmarks/accuracy_page.py [--record FILE] [--sealed FILE] [--tpus FILE]. What was sealed and
 then opened stands first: by default every records/*seal*.toml, the newest before the others. Rows on TPUs
@@ -27,7 +27,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-PAGE, PICTURE = ROOT / "docs" / "accuracy.md", "accuracy.svg"
+PAGE, PICTURE = ROOT / "docs" / "results" / "accuracy.md", "accuracy.svg"
 FEWEST = 3  # rows of a group that has a line of its own
 WORST = 10
 TICKS = (0.5, 0.71, 1, 1.41, 2, 4, 8)  # of measured / predicted
@@ -318,8 +318,8 @@ FITTED_HEAD = """**What was fitted.** The lines below the sealed ones are of {co
 What a row does not say is assumed by rules that rows share (`benchmarks/published_assumptions.toml`). Where
 software works otherwise than our program, its source decides what is added to the prediction
 (`benchmarks/_published_stacks.py`). Two shares are fitted to such runs: of what a chip sustains, the
-products of PyTorch without Transformer Engine reach 0.88, those of XLA of 2024 0.8 (docs/adr/0020). One of
-the lines leaves a source out of that fit. The models of others' software were corrected in sight of these
+products of PyTorch without Transformer Engine reach 0.88, those of XLA of 2024 0.8 (docs/dev/adr/0020). One
+of the lines leaves a source out of that fit. The models of others' software were corrected in sight of these
 errors, after a first score of these rows on 2026-11-23, whose median error was 10.6 % (nine of ten within
 43.6 %, 74 % of the intervals held). What was corrected: BLOOM's network as its authors measured it, the
 host's launches, all-reduces over `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit
@@ -327,7 +327,7 @@ casts, messages beside products and no rematerialisation by default. On 2026-11-
 Bridge's rows got the formats in which these sum gradients, and 27 rows of BLOOM were left out: they ran
 before its nodes were set up better, as its authors say. With them the line that leaves a source out was
 6.2 % and 19.8 % then, without 5.7 % and 20.0 %. Thirteen rows with `fsdp` beside `tensor` or `context` were
-then compiled again, for our own step had become faster there (docs/adr/0002). On 2026-11-27 llm.c's
+then compiled again, for our own step had become faster there (docs/dev/adr/0002). On 2026-11-27 llm.c's
 elementwise kernels and InternEvo's broadcasts of weights were counted by their sources, because those rows
 were among the worst. Of NCCL's two estimates of a broadcast's latency the smaller was taken, which fits
 them better. Before, that line was 5.6 % and 19.8 %. Two of MaxText's runs on H100 were added, which the

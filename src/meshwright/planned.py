@@ -221,7 +221,7 @@ class Plan(Shown):
         return commented_toml(run, about="\n".join(about), changed_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --json` prints; docs/planning.md explains its fields."""
+        """Return the object that `plan --json` prints; docs/how-to/planning.md explains its fields."""
         winner = self.winner
         return {
             "schema": PLAN_SCHEMA,
@@ -299,7 +299,7 @@ class FleetPlans(Shown):
         return any(plan.interrupted for plan in self.plans)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --fleets --json` prints; docs/planning.md explains its fields."""
+        """Return the object that `plan --fleets --json` prints (docs/how-to/planning.md)."""
         fastest, cheapest = self.fastest, self.cheapest
         return {
             "schema": PLAN_SCHEMA,

@@ -378,7 +378,7 @@ class Calibrated(Shown):
     classes: tuple[CalibratedClass, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `calibrate --json` prints; docs/calibration.md explains its fields."""
+        """Return the object that `calibrate --json` prints (docs/how-to/calibration.md)."""
         return {"schema": CALIBRATED_SCHEMA, **dataclasses.asdict(self)}
 
 
@@ -424,7 +424,7 @@ class History(Shown):
     rows: tuple[PastRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `reconcile --history --json` prints (docs/calibration.md)."""
+        """Return the object that `reconcile --history --json` prints (docs/how-to/calibration.md)."""
         rows = [{**dataclasses.asdict(row), "relative_error": row.relative_error} for row in self.rows]
         return {"schema": SCHEMA, "file": self.file, "rows": rows}
 

@@ -118,7 +118,7 @@ class Weighing(Predicted):
         write_result(Path(path), json.dumps(self.trace()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `weigh --json` prints; docs/json.md explains its fields."""
+        """Return the object that `weigh --json` prints; docs/reference/json.md explains its fields."""
         compiled, by_hand, total, flops = self.compiled, self.hand_sum, self.run_total, self.run_flops
         target = self.fleet.chip.target
         return {
@@ -212,7 +212,7 @@ class TorchWeighing(Predicted):
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
+        """Return the object that `weigh --json` prints (docs/how-to/pytorch.md)."""
         none = ("run_config", "sequence_length", "pipeline", "hand_sum", "plan")
         total, flops = self.run_total, self.run_flops
         return {

@@ -72,7 +72,9 @@ def test_a_functions_arguments_are_set_by_name(meshwright, tmp_path, monkeypatch
     assert done.json["num_parameters"] == 2 * (128 * 128 + 128)
     fields = done.json["pytorch"]
     named = set(
-        re.findall(r"`pytorch\.(?:(?:messages|ranks)\[\]\.)?(\w+)`", (ROOT / "docs/pytorch.md").read_text())
+        re.findall(
+            r"`pytorch\.(?:(?:messages|ranks)\[\]\.)?(\w+)`", (ROOT / "docs/how-to/pytorch.md").read_text()
+        )
     )
     assert named == {*fields, *fields["messages"][0], *fields["ranks"][0]} - {"messages", "ranks"}
 

@@ -133,7 +133,7 @@ def _not_known(tree: Tree, where: str) -> InputError:
     """Return the error of a `model_type` without a table; it says how to weigh such a model all the same."""
     name, inner = tree["model_type"], tree.get("text_config")
     own = "weigh the module that transformers makes of this file: meshwright weigh model.py:build --on 8xH100"
-    own = f"{own}, where build returns it (docs/huggingface.md, Other models)"
+    own = f"{own}, where build returns it (docs/how-to/huggingface.md, Other models)"
     what, hint = f"{where}: model_type {name[:100]!r} is not known", nearest_name(name, FAMILIES)
     if is_table(inner):
         what = f"{what}: beside text, it reads images or sound, and its text part is no known family either"

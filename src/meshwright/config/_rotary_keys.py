@@ -54,7 +54,7 @@ def not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
     return InputError(
         f"{where}: not understood, and it may change the model: {listed}",
         hint="remove what you know to have no effect, or weigh the module that transformers makes of the "
-        "file: meshwright weigh model.py:build (docs/huggingface.md, Other models)",
+        "file: meshwright weigh model.py:build (docs/how-to/huggingface.md, Other models)",
     )
 
 

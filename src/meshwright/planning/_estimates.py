@@ -64,7 +64,7 @@ BACKWARD_BYTES = (32.0, 20.0, 12.0)
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
-# The next two were set beside one compiled step alone, 405B with 131,072 tokens (docs/adr/0014-context.md);
+# The next two were set beside one compiled step alone, 405B with 131,072 tokens (docs/dev/adr/0014);
 # what `alternate-dots` keeps is counted.
 PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
 EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
