@@ -66,6 +66,15 @@ def test_what_is_installed_beside_a_lock_repeats_nothing_of_it():
     assert not beside.keys() & pinned(ROOT / "requirements/test-py311.txt").keys()
 
 
+def test_what_makes_the_site_repeats_nothing_that_runs_and_has_the_versions_of_what_tests():
+    site = pinned(ROOT / "requirements/docs.txt")
+    assert {"mkdocs-material", "mkdocstrings-python"} <= site.keys()
+    assert not site.keys() & pinned(ROOT / "requirements/py311.txt").keys()
+    for lock in ("test-py311.txt", "test-py312.txt", "test-py313.txt", "torch-py311.txt"):
+        others = pinned(ROOT / "requirements" / lock)
+        assert {name: others[name] for name in site.keys() & others.keys()}.items() <= site.items()
+
+
 def test_no_file_installs_meshwright_from_an_index():
     """It is on none, and a stranger may call something so. `extras.py` has the words that work."""
     wrong = re.compile(r"pip3? install[^\n`]*['\" ]meshwright\b|\bmeshwright\[")
