@@ -1,7 +1,5 @@
 """The Python face: what comes in, how results print, and what they can be written as."""
 
-import doctest
-import importlib
 import importlib.metadata
 import json
 from pathlib import Path
@@ -193,41 +191,3 @@ def test_the_tools_keep_their_old_names():
     assert mw.tools.live_arrays is mw.live
     assert mw.tools.device_memory is mw.memory
     assert (mw.tools.footprint, mw.tools.clock) == (mw.footprint, mw.clock)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "meshwright",
-        "meshwright.tools",
-        "meshwright.api._explain",
-        "meshwright.api._train",
-        "meshwright.api._weigh",
-        "meshwright.hardware._chip",
-        "meshwright.hardware._fleet",
-        "meshwright.hardware._prices",
-        "meshwright.launch._job_files",
-        "meshwright.launch._yaml",
-        "meshwright.reconciliation",
-        "meshwright.records",
-        "meshwright.errors",
-        "meshwright.units",
-        "meshwright.formats",
-        "meshwright.compiler._fingerprint",
-        "meshwright.config._base",
-        "meshwright.config._layout",
-        "meshwright.config._layout_checks",
-        "meshwright.config._load",
-        "meshwright.sharding._errors",
-        "meshwright.hlo._walks",
-        "meshwright.hlo._annotations",
-        "meshwright.hlo._text",
-        "meshwright.predict._records",
-        "meshwright.ledger._rules",
-        "meshwright.checkpoint._checkpoints",
-    ],
-)
-def test_the_examples_of_public_names_run(module):
-    tried = doctest.testmod(importlib.import_module(module))
-    assert tried.attempted
-    assert not tried.failed
