@@ -44,6 +44,11 @@ def links_of(page: Path) -> list[str]:
     return list(dict.fromkeys(path for path in paths if path.endswith(".md") and (DOCS / path).is_file()))
 
 
+def title_of(page: str) -> str:
+    """Return a page's heading."""
+    return (DOCS / page).read_text().partition("\n")[0].removeprefix("# ")
+
+
 def navigation() -> list[dict[str, Any]]:
     """Return the site's menu: each shelf's pages in the order of index.md, then what it does not name."""
     menu: list[dict[str, Any]] = [{"Home": "index.md"}]
@@ -55,7 +60,7 @@ def navigation() -> list[dict[str, Any]]:
         for page in [*named, *(page for page in pages if page not in named)]:
             folders.setdefault(posixpath.dirname(page), []).append(page)
         own: list[Any] = folders.pop(shelf, [])
-        own += [{posixpath.basename(folder).capitalize(): inside} for folder, inside in folders.items()]
+        own += [{title_of(f"{folder}/index.md"): inside} for folder, inside in folders.items()]
         menu.append({title: own + (list(FROM_ROOT.values()) if shelf == "dev" else [])})
     return menu
 

@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs/dev/rooms.svg"
-WIDTH, MARGIN, GAP = 1180, 56, 8
+WIDTH, MARGIN, GAP = 900, 44, 8
 FLOOR, ROOM = 66, 54  # heights
-PER_CHARACTER = 6.1  # of the small text
+PER_CHARACTER = 6.6  # of the small text
 COLOURS = {"": ("#eef2f8", "#5b6f8f"), "without jax": ("#e3f3e6", "#4a8a5b")}
 
 
@@ -111,10 +111,10 @@ def _box(room: Room, x: float, y: float, width: float) -> list[str]:
     return [
         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROOM}" rx="6" fill="{fill}" stroke="{edge}"'
         f"{dashes}/>",
-        f'<text x="{centre:.1f}" y="{first - 3}" font-size="15" font-weight="600" text-anchor="middle">'
+        f'<text x="{centre:.1f}" y="{first - 3}" font-size="16" font-weight="600" text-anchor="middle">'
         f"{room.name}</text>",
         *(
-            f'<text x="{centre:.1f}" y="{first + 12 + 13 * row}" font-size="11" fill="#444" '
+            f'<text x="{centre:.1f}" y="{first + 12 + 13 * row}" font-size="12" fill="#444" '
             f'text-anchor="middle">{escape(line)}</text>'
             for row, line in enumerate(lines)
         ),
