@@ -326,7 +326,7 @@ CALIBRATED_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedStep:
-    """One measured step: what was predicted before it was known, and what is predicted with it.
+    """One measured step, with its prediction before and after it was known.
 
     `what`: "step time" or "trace". `matched`: the share of the trace's kernel time that was matched with the
     program; None without a trace. `notes`: what of the trace was not used.

@@ -270,7 +270,7 @@ def loading_results(path: Path) -> dict[str, OptionValue]:
 
 
 def writing_results(path: Path) -> dict[str, OptionValue]:
-    """Return the option with which the compiler writes what it chose by timing. Only a card can time."""
+    """Return the option that makes the compiler write the kernels it chose by timing, which needs a GPU."""
     return {"xla_gpu_dump_autotune_results_to": str(path)}
 
 

@@ -49,7 +49,7 @@ _KEYS = {
 
 
 def not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
-    """Return the error of keys whose values no key of ours has."""
+    """Return the error for keys whose values cannot be expressed in our configuration."""
     listed = ", ".join(f"{key} = {shortened(value)}" for key, value in keys.items())
     return InputError(
         f"{where}: not understood, and it may change the model: {listed}",

@@ -273,7 +273,7 @@ class Form:
         return state + gradients + copies + waiting + self._block_inputs() + kept + working + self._logits()
 
     def _mlp_share(self) -> Any:
-        """Return the rows of the MLP's products for each token: 1, or with experts those of their buffers."""
+        """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers."""
         model = self.config.model
         if not isinstance(model, TransformerModel) or model.num_experts is None:
             return 1.0
@@ -412,7 +412,7 @@ class Form:
 
     @cached_property
     def _shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return one candidate for each combination of sizes that products have, and each one's place."""
+        """Return one candidate for each combination of product sizes, and each candidate's combination."""
         sizes = self.candidates.sizes
         key = (self.tokens.astype(np.int64) * MOST_DEVICES + sizes[:, TENSOR]) * MOST_DEVICES + sizes[
             :, STAGE

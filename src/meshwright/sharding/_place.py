@@ -1,4 +1,4 @@
-"""Describe arguments of a step without making them: shapes of what a function returns, placed on a mesh.
+"""Describe a step's arguments without making them: a function's results as shapes, placed on a mesh.
 
 Used by: users, as `mw.abstract` and `mw.place`, for the arguments of `mw.weigh(step, args=..., on=...)`.
 """

@@ -35,7 +35,7 @@ class ArraySpec:
     dtype: str
 
     def described(self) -> jax.ShapeDtypeStruct:
-        """Return it as JAX holds it: 64-bit formats are 32 bits wide unless JAX is told otherwise."""
+        """Return the shape and format in JAX: 64-bit ones become 32 bits wide unless `jax_enable_x64` is set."""
         return jax.ShapeDtypeStruct(self.shape, held(self.dtype))
 
 

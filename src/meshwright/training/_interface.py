@@ -199,7 +199,7 @@ class StepFlops:
 
 @runtime_checkable
 class HasParameters(Protocol):
-    """Parameters that lie ready, such as those of `FirstWeights`."""
+    """Parameters to begin with, such as `FirstWeights`."""
 
     def parameters(self, abstract: Any) -> Any:
         """Return them as `abstract` (a tree of `jax.ShapeDtypeStruct`) lays them out."""

@@ -482,7 +482,7 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 def _branch_of(frame: traceback.FrameSummary) -> str:
-    """Return the branch of a frame's function that may depend on the statement that it runs, in words.
+    """Describe the branch in a frame's function that may depend on the statement being run; "" if none does.
 
     The statement's test itself, or one that reads a name to which the statement's value flows.
     """
