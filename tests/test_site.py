@@ -94,6 +94,8 @@ def test_the_page_of_python_has_every_public_name():
         ("[a](../reference/json.md#x)", "[a](../reference/json.md#x)"),
         ("[a](../../CONTRIBUTING.md)", "[a](../dev/contributing.md)"),
         ("[a](../../benchmarks/size.py)", "a"),
+        ("![a](../../benchmarks/records/x.svg)", "![a](../pictures/x.svg)"),
+        ("![a](../results/accuracy.svg)", "![a](../results/accuracy.svg)"),
         ("[a](https://docs.jax.dev)", "[a](https://docs.jax.dev)"),
         ("[a](#here)", "[a](#here)"),
         ("```python\nx = [f](y)\n```\n", "```python\nx = [f](y)\n```\n"),

@@ -33,6 +33,7 @@ FROM_ROOT = {
 }
 """Files of the repository's root that are pages of the site too."""
 MARKS = ("<!-- every command -->", "<!-- every public name -->")
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```)$", re.M | re.S)
 
@@ -88,6 +89,23 @@ def llms_text() -> str:
     return LLMS + "\n".join(lines) + "\n"
 
 
+def pictures_elsewhere() -> dict[str, str]:
+    """Return pictures outside docs/ that pages show: their path in the repository, by that on the site."""
+    found: dict[str, str] = {}
+    for page in DOCS.rglob("*.md"):
+        for _, target in IMAGE.findall(page.read_text()):
+            path = posixpath.normpath(
+                posixpath.join("docs", page.parent.relative_to(DOCS).as_posix(), target)
+            )
+            if not path.startswith("docs/"):
+                found[_on_the_site(path)] = path
+    return found
+
+
+def _on_the_site(picture: str) -> str:
+    return f"pictures/{posixpath.basename(picture)}"
+
+
 def relinked(text: str, home: str, place: str) -> str:
     """Return Markdown of the repository's file `home` with its links as the site's page `place` needs them.
 
@@ -109,6 +127,13 @@ def relinked(text: str, home: str, place: str) -> str:
             return words
         return f"[{words}]({os.environ['GITHUB_SERVER_URL']}/{repository}/blob/HEAD/{path}{mark}{heading})"
 
+    def picture(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(home), match[2]))
+        if path.startswith("docs/"):
+            return match[0]
+        return f"![{match[1]}]({posixpath.relpath(f'docs/{_on_the_site(path)}', posixpath.dirname(home))})"
+
+    text = IMAGE.sub(picture, text)
     parts = FENCE.split(text)  # what stands in a block of code is no link
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
 
@@ -214,11 +239,13 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that stand in the repository's root."""
+    """Add the pages that stand in the repository's root, and pictures from elsewhere in it."""
     from mkdocs.structure.files import File
 
     for home, place in FROM_ROOT.items():
         files.append(File.generated(config, place, content=relinked((ROOT / home).read_text(), home, place)))
+    for place, path in pictures_elsewhere().items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
     return files
 
 

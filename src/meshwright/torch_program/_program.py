@@ -35,7 +35,7 @@ class ArraySpec:
     dtype: str
 
     def described(self) -> jax.ShapeDtypeStruct:
-        """Return the shape and format in JAX: 64-bit ones become 32 bits wide unless `jax_enable_x64` is set."""
+        """Return the array as JAX holds it: 64-bit formats in 32 bits unless `jax_enable_x64` is set."""
         return jax.ShapeDtypeStruct(self.shape, held(self.dtype))
 
 
