@@ -124,7 +124,7 @@ endif
 	@touch $@
 
 $(SITE): $(INSTALLED) requirements/docs.txt
-	@echo 'Installing what makes the site: 30 MB to download, once.'
+	@echo 'Installing what makes the site: 40 MB to download, once.'
 	$(PIP) install --no-deps --requirement requirements/docs.txt
 	$(PIP) check
 	@touch $@
