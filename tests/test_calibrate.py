@@ -8,11 +8,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.api._calibrate import forget, measured_steps_in
-from meshwright.api._known_plans import _file
 from meshwright.api._reconcile import history, history_path
 from meshwright.hardware import Fleet
 from meshwright.measure import describe_host, measured_runs_path
-from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_cached
+from meshwright.measure._kept_calibration import calibration_of_this_machine, path_of, write_cached
 from meshwright.predict import class_of
 
 pytestmark = pytest.mark.once
@@ -104,14 +103,6 @@ def test_kernels_that_the_backward_pass_runs_again_have_a_factor_of_their_own():
     again = {each.name: each for each in made.classes}["recomputed"]
     assert (again.num_runs, again.measured_seconds) == (2, None)
     assert 0 < again.predicted_seconds < made.steps[0].before.expected / 2
-
-
-def test_a_plan_that_was_remembered_without_a_measured_step_is_not_used_with_it():
-    config, fleet = mw.load("linear"), Fleet.parse("8xH100")
-    before = _file(config, fleet)
-    mw.calibrate("linear", on="8xH100", measured="10ms")
-    assert _file(config, fleet) != before
-    assert _file(config, Fleet.parse("8xA100")) == _file(config, Fleet.parse("8xA100"))
 
 
 def test_a_run_calibrates_by_the_steps_that_its_folder_holds(traced):

@@ -9,8 +9,8 @@ import pytest
 import meshwright as mw
 from meshwright.api import _train
 from meshwright.config import load_config
-from meshwright.data import open_data
-from meshwright.training import Evaluated
+from meshwright.trainer.data import open_data
+from meshwright.trainer.loop import Evaluated
 
 pytestmark = [pytest.mark.optimised, pytest.mark.once]
 

@@ -138,7 +138,6 @@ RECKONING = (
     "hlo",
     "ledger",
     "predict",
-    "reconciliation",
     "cli",
 )
 

@@ -82,9 +82,10 @@ def test_the_page_of_commands_has_every_command_and_option_of_its_help():
 
 
 def test_the_page_of_python_has_every_public_name():
-    names = {name for kind in pages.public_names().values() for name in kind}
-    assert {f"meshwright.{name}" for name in mw.__all__ if name != "tools"} <= names
-    assert {f"meshwright.tools.{name}" for name in mw.tools.__all__} <= names
+    sections = pages.public_names()
+    names = {name for section in sections.values() for name in section}
+    assert {f"meshwright.{name}" for name in mw.__all__} == names
+    assert all(sections.values())
     assert all(f"::: {name}\n" in pages.python() for name in names)
 
 

@@ -8,11 +8,11 @@ import jax
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError
 from meshwright.results import FirstStepsCompared
 from meshwright.run_lines import bar_state
-from meshwright.training import Noticed, StepDone
+from meshwright.trainer.checkpoint import Checkpoints
+from meshwright.trainer.loop import Noticed, StepDone
 
 EVERY = ("checkpoint.every_steps=4", "evaluation.every_steps=4")
 
@@ -161,7 +161,7 @@ def test_a_device_without_memory_is_told_in_words_and_the_run_may_be_tried_again
     def lacking(request):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: [0] Failed to get module function f")
 
-    monkeypatch.setattr("meshwright.training.run_training", lacking)
+    monkeypatch.setattr("meshwright.trainer.loop.run_training", lacking)
     with pytest.raises(mw.MeshwrightError, match=r"memory of cpu is used up: .*Failed to get") as error:
         mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run")
     assert "batch.microbatch_sequences" in error.value.hint

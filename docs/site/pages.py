@@ -197,29 +197,36 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
+KINDS = {
+    "api": "Verbs",
+    "programs": "What is weighed",
+    "contrib": "What is weighed",
+    "measure": "Measure arrays, memory and speed",
+    "errors": "Errors",
+}
+"""Sections of the reference, by the package that a function comes from."""
+OTHERS, RECORDS = "Describe arguments and kernels", "Records"
+
+
 def public_names() -> dict[str, list[str]]:
-    """Return every public name by its kind, as paths from the package: verbs, records, errors and tools."""
-    kinds: dict[str, list[str]] = {"Verbs": [], "Records": [], "Errors": [], "Tools": []}
-    for name in _imported(ROOT / "src/meshwright/__init__.py"):
-        if name == "tools":
-            continue
-        kind = "Errors" if name.endswith("Error") else "Records" if name[0].isupper() else "Verbs"
-        kinds[kind].append(f"meshwright.{name}")
-    tools = ast.parse((ROOT / "src/meshwright/tools.py").read_text())
-    (names,) = (
-        ast.literal_eval(node.value)
-        for node in tools.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
-    kinds["Tools"] = [f"meshwright.tools.{name}" for name in names]
-    return kinds
+    """Return every public name by its section, as paths from the package."""
+    sections: dict[str, list[str]] = {title: [] for title in (*KINDS.values(), OTHERS, RECORDS)}
+    for name, home in _imported(ROOT / "src/meshwright/__init__.py").items():
+        title = KINDS.get(home, OTHERS)
+        title = RECORDS if name[0].isupper() and home != "errors" else title
+        sections[title].append(f"meshwright.{name}")
+    return sections
 
 
-def _imported(package: Path) -> list[str]:
-    """Return the names that a package imports for type checkers: those that it has."""
+def _imported(package: Path) -> dict[str, str]:
+    """Return the names that a package imports for type checkers, each with the package it is from."""
     blocks = (node for node in ast.parse(package.read_text()).body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    return [alias.asname or alias.name for node in imports for alias in node.names]
+    return {
+        alias.asname or alias.name: (node.module or "").partition(".")[0]
+        for node in imports
+        for alias in node.names
+    }
 
 
 def python() -> str:

@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs/dev/rooms.svg"
 WIDTH, MARGIN, GAP = 900, 44, 8
-FLOOR, ROOM = 66, 54  # heights
+FLOOR, ROOM, TITLE = 66, 54, 44  # heights
 PER_CHARACTER = 6.6  # of the small text
 COLOURS = {"": ("#eef2f8", "#5b6f8f"), "without jax": ("#e3f3e6", "#4a8a5b")}
 
@@ -33,42 +33,43 @@ class Room:
     """No contract lets the others import it."""
 
 
-def floors(root: Path = ROOT) -> list[list[Room]]:
-    """Return the rooms of each floor, the highest first; a floor may import those below it."""
+House = dict[str, list[list[Room]]]
+"""For each package whose imports a contract orders, its floors, the highest first."""
+
+
+def house(root: Path = ROOT) -> House:
+    """Return the rooms of each floor; a floor may import those below it."""
     linter = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]
     package = linter["root_package"]
     forbidden = [each for each in linter["contracts"] if each["type"] == "forbidden"]
-    layers = next(each["layers"] for each in linter["contracts"] if each["type"] == "layers")
     inside = {
-        _room(name, package)
+        name
         for contract in forbidden
         if "jax" in contract["forbidden_modules"]
         for name in contract["source_modules"]
     }
-    outside = {
-        _room(name, package)
-        for contract in forbidden
-        for name in contract["forbidden_modules"]
-        if name.startswith(f"{package}.")
+    outside = {name for each in forbidden for name in each["forbidden_modules"] if name.startswith(package)}
+
+    def room(container: str, name: str) -> Room:
+        path, full = root / "src" / container.replace(".", "/"), f"{container}.{name}"
+        words = sentence_of(path, name)
+        return Room(name=name, words=words, imports_no_jax=full in inside, outside=full in outside)
+
+    found: House = {}
+    for contract in linter["contracts"]:
+        for container in contract["containers"] if contract["type"] == "layers" else ():
+            names = [[name.strip(" ()") for name in re.split(r"[|:]", layer)] for layer in contract["layers"]]
+            found[container] = [[room(container, name) for name in floor] for floor in names]
+    known = {
+        f"{container}.{each.name}"
+        for container, floors in found.items()
+        for floor in floors
+        for each in floor
     }
-    names = [[name.strip(" ()") for name in re.split(r"[|:]", layer)] for layer in layers]
-    alone = sorted(outside - {name for floor in names for name in floor})
-    return [
-        [
-            Room(
-                name=name,
-                words=sentence_of(root / "src" / package, name),
-                imports_no_jax=name in inside,
-                outside=name in outside,
-            )
-            for name in floor
-        ]
-        for floor in ([alone] if alone else []) + names
-    ]
-
-
-def _room(module: str, package: str) -> str:
-    return module.removeprefix(f"{package}.").partition(".")[0]
+    alone = sorted(name.rpartition(".")[2] for name in outside - known)
+    if alone:
+        found[package].insert(0, [room(package, name) for name in alone])
+    return found
 
 
 def sentence_of(package: Path, name: str) -> str:
@@ -78,28 +79,44 @@ def sentence_of(package: Path, name: str) -> str:
     return re.split(r"[.:](?:\s|$)", re.sub(r"\s+", " ", text))[0].replace("`", "")
 
 
-def picture(floors_of_it: list[list[Room]]) -> str:
-    """Return the picture as SVG."""
-    height = FLOOR * len(floors_of_it) + 64
-    side, words = height / 2, "may import what is below, never what is above or beside"
-    parts = [
+def picture(rooms: House) -> str:
+    """Return the picture as SVG: the floors of the whole, and below them those of its parts."""
+    parts: list[str] = []
+    y = 10
+    for number, (container, floors) in enumerate(rooms.items()):
+        if number:
+            y += TITLE
+            parts.append(
+                f'<text x="{MARGIN}" y="{y - 12}" font-size="16" font-weight="600">inside '
+                f"{container.partition('.')[2]}</text>"
+            )
+        parts += _arrow(y, y + FLOOR * len(floors) - (FLOOR - ROOM))
+        for floor in floors:
+            width = (WIDTH - MARGIN - GAP * len(floor)) / len(floor)
+            for place, room in enumerate(floor):
+                parts += _box(room, MARGIN + place * (width + GAP), y, width)
+            y += FLOOR
+    height = y + 40
+    head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="system-ui, sans-serif" role="img">',
         "<title>The packages of Meshwright, floor by floor: imports point down</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         '<defs><marker id="tip" markerWidth="10" markerHeight="10" refX="5" refY="5" orient="auto">'
         '<path d="M0 0 L10 5 L0 10 z" fill="#888"/></marker></defs>',
-        f'<line x1="28" y1="18" x2="28" y2="{height - 66}" stroke="#888" stroke-width="2" '
-        'marker-end="url(#tip)"/>',
-        f'<text x="20" y="{side}" font-size="12" fill="#666" text-anchor="middle" '
-        f'transform="rotate(-90 20 {side})">{words}</text>',
     ]
-    for number, floor in enumerate(floors_of_it):
-        width = (WIDTH - MARGIN - GAP * len(floor)) / len(floor)
-        for place, room in enumerate(floor):
-            parts += _box(room, MARGIN + place * (width + GAP), 10 + number * FLOOR, width)
-    parts += _key(height - 40)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return "\n".join([*head, *parts, *_key(y + 10), "</svg>"]) + "\n"
+
+
+def _arrow(top: float, bottom: float) -> list[str]:
+    middle = (top + bottom) / 2
+    words = "may import what is below, never what is above or beside" if bottom - top > 700 else "imports"
+    return [
+        f'<line x1="28" y1="{top}" x2="28" y2="{bottom - 8}" stroke="#888" stroke-width="2" '
+        'marker-end="url(#tip)"/>',
+        f'<text x="20" y="{middle}" font-size="12" fill="#666" text-anchor="middle" '
+        f'transform="rotate(-90 20 {middle})">{words}</text>',
+    ]
 
 
 def _box(room: Room, x: float, y: float, width: float) -> list[str]:
@@ -134,4 +151,4 @@ def _key(y: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(picture(floors()))
+    PICTURE.write_text(picture(house()))

@@ -12,10 +12,9 @@ True
 import sys
 from typing import TYPE_CHECKING
 
-from .lazy import names_on_first_use
+from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from . import tools as tools
     from .api._calibrate import MeasuredStep as MeasuredStep
     from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
@@ -23,15 +22,16 @@ if TYPE_CHECKING:
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
     from .api._reconcile import reconcile as reconcile
-    from .api._script import weigh_script as weigh_script
     from .api._sweep import sweep as sweep
     from .api._train import train as train
-    from .api._weigh import load as load
     from .api._weigh import weigh as weigh
     from .compiler import KernelCall as KernelCall
     from .compiler import KernelFlops as KernelFlops
     from .compiler import register_kernel as register_kernel
     from .config import RunConfig as RunConfig
+    from .contrib.scripts import script as script
+    from .contrib.torch import torch_step as torch_step
+    from .contrib.torch_as_jax import module_as_jax as module_as_jax
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
@@ -45,10 +45,14 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
+    from .measure._reconciliation import Calibrated as Calibrated
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned
-    from .reconciliation import Calibrated as Calibrated
+    from .programs import Program as Program
+    from .programs import RunLength as RunLength
+    from .programs import jax_step as jax_step
+    from .programs import load as load
     from .results import Change as Change
     from .results import Largest as Largest
     from .results import Run as Run
@@ -58,7 +62,6 @@ if TYPE_CHECKING:
     from .sharding import abstract as abstract
     from .sharding import place as place
     from .sharding import sharding_errors as sharding_errors
-    from .torch_account import account_torch as account_torch
 
 
 def _quiet_jax_plugins() -> None:

@@ -1,10 +1,10 @@
 """Define the results that `weigh`, `train`, `sweep` and `explain` return, and the events that they emit.
 
-`Weighing`, `TorchWeighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
+`Weighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
 reports (`shown`).
 
 Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`,
-`torch_account` (its records), `shown`. Used by: `report`, `api` and the command line.
+`eager`, `shown`. Used by: `report`, `api` and the command line.
 """
 
 from __future__ import annotations
@@ -18,75 +18,143 @@ from typing import Any
 from . import ledger, predict  # their names that reckon are imported on first use
 from .compiler import TARGET_COMPILER, Compiled
 from .config import Layout, RunConfig, Ticks, ticks_of
+from .eager import EagerAccount
+from .errors import InputError
 from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import KnownRates
+from .measure._reconciliation import Measurement, Reconciliation, Row
 from .planning import HandSum, hand_sum
 from .predict import Prediction, RunTotal, whole_run
 from .predicted import Predicted
-from .reconciliation import Measurement, Reconciliation, Row
 from .shown import OneLine, Shown, write_result
-from .torch_account import MeshAccount
 from .units import format_bytes
 
-WEIGHING_SCHEMA = 6
+WEIGHING_SCHEMA = 7
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPlan:
-    """The command that searches other layouts of what was weighed, and what an earlier search found.
+EAGER = "PyTorch, eager, on fake tensors"
+"""The `source` of a weighing that no compiler made."""
+BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
+"""The `source` of a weighing of modules that `torch.compile` compiles."""
 
-    `layout`, `settings`, `step_seconds`: of a candidate that fits and is faster by more than 5 %, or the step
-    that was weighed does not fit; None if none is known.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """The program that a compiler made of a step.
+
+    `folder` holds it in the cache; `cached`: it was there before. `rates`: the measured ones that the
+    prediction is by.
     """
 
-    command: str
-    layout: str | None = None
-    settings: str | None = None
-    step_seconds: float | None = None
+    compiled: Compiled
+    folder: Path
+    cached: bool
+    rates: KnownRates = field(default_factory=KnownRates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Weighing(Predicted):
-    """One step weighed for one fleet: the program, its ledger, and its predicted time.
+    """One step weighed for one fleet: its ledger, its predicted time, and what they were made from.
 
-    `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
-    `no_prediction` then says why. `folder` holds the compiled program. `rates`: the measured ones that the
-    prediction is by. `num_steps` is the length of the whole run; None if neither the config nor the caller
-    states it. `plan`: the command that searches other layouts; None for one device, for a foreign program and
-    where no time is predicted. `warnings`: why the figures may not be of what was meant, printed before the
-    verdict. `idle_devices`: the devices of the named fleet that a step without a mesh leaves idle; `fleet` is
-    without them.
+    Args:
+        name: of the program.
+        config: the run's configuration; None for a program that has none.
+        fleet, layout: the devices, and the mesh on them.
+        ledger: memory, FLOPs and traffic. Of a PyTorch step: memory and traffic of the rank that needs the
+            most memory, and FLOPs of the fleet.
+        prediction: None if no time is predicted; `no_prediction` then says why.
+        made_by: the compiled program; or what each rank holds and sends, of a step that PyTorch runs eagerly.
+        num_steps: length of the whole run; None if neither the config nor the caller states it.
+        plan_command: the command that searches other layouts; None for one device, for a program that is not
+            planned by its name, and where no time is predicted.
+        warnings: why the figures may not be of what was meant, printed before the verdict.
+        idle_devices: devices of the named fleet that a step without a mesh leaves idle; `fleet` is without
+            them.
+        other_calls: of a script, the other jitted calls, if they were asked for.
     """
 
     name: str
-    config: RunConfig | None
+    config: RunConfig | None = None
     fleet: Fleet
     layout: Layout
-    compiled: Compiled
-    folder: Path
-    cached: bool
     ledger: Ledger
     prediction: Prediction | None
     no_prediction: str
-    rates: KnownRates = field(default_factory=KnownRates)
+    made_by: Compilation | EagerAccount
+    tokens_per_step: int | None = None
     num_steps: int | None = None
-    plan: KnownPlan | None = None
+    plan_command: str | None = None
     warnings: tuple[str, ...] = ()
     idle_devices: int = 0
+    other_calls: tuple[Weighing, ...] = ()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler made the program; else PyTorch runs the step eagerly."""
+        return isinstance(self.made_by, Compilation)
+
+    @property
+    def compiled(self) -> Compiled:
+        """The record of the compiled program.
+
+        Raises:
+            InputError: PyTorch runs the step eagerly, and no program is compiled.
+        """
+        return self._compilation.compiled
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the compiled program in the cache.
+
+        Raises:
+            InputError: as `compiled`.
+        """
+        return self._compilation.folder
+
+    @property
+    def cached(self) -> bool:
+        """Whether the program was compiled before."""
+        return isinstance(self.made_by, Compilation) and self.made_by.cached
+
+    @property
+    def account(self) -> EagerAccount:
+        """What each rank of a PyTorch step holds, sends and computes.
+
+        Raises:
+            InputError: the program is compiled.
+        """
+        if isinstance(self.made_by, Compilation):
+            hint = "its figures are in `ledger` and `compiled`"
+            raise InputError(f"{self.name} is a compiled program, and no ranks were run", hint=hint)
+        return self.made_by
+
+    @property
+    def _compilation(self) -> Compilation:
+        if isinstance(self.made_by, Compilation):
+            return self.made_by
+        what = f"{self.name} runs as PyTorch runs it: there is no compiled program"
+        raise InputError(what, hint="its figures are in `ledger` and `account`; or weigh it `.as_jax()`")
+
+    @property
+    def source(self) -> str:
+        """What made the figures: the target's compiler, a simulation on the CPU, or PyTorch."""
+        if isinstance(self.made_by, Compilation):
+            return self.made_by.compiled.source
+        return BY_INDUCTOR if self.made_by.by_inductor else EAGER
 
     @property
     def run_total(self) -> RunTotal | None:
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
-        return whole_run(self.prediction, self.num_steps, self.compiled.tokens_per_step, self.fleet)
+        return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
     @property
     def hand_sum(self) -> HandSum | None:
         """Hand sum 4 x (parameters + activations + gradients + optimizer state), next to the compiled bytes.
 
-        None for a foreign program, whose layers are unknown.
+        None for a program without a configuration, whose layers are unknown.
         """
         if self.config is None:
             return None
@@ -94,7 +162,7 @@ class Weighing(Predicted):
 
     @property
     def pipeline(self) -> Ticks | None:
-        """Schedule of the pipeline's stages; None if the layout has one stage or the program is foreign."""
+        """Schedule of the pipeline's stages; None without stages, or without a configuration."""
         return None if self.config is None else ticks_of(self.config, self.layout)
 
     def trace(self) -> dict[str, Any]:
@@ -103,55 +171,75 @@ class Weighing(Predicted):
         It takes the time that is printed, also if other rates were measured since.
 
         Raises:
-            InputError: no time is predicted, for the reason in `no_prediction`.
+            InputError: no time is predicted, for the reason in `no_prediction`; or as `compiled`.
         """
-        executions = ledger.executions_in(self.folder, self.compiled)
-        known = self.rates.calibration, self.rates.measured
-        return predict.predicted_trace(executions, self.compiled, self.fleet, *known)
+        made = self._compilation
+        executions = ledger.executions_in(made.folder, made.compiled)
+        known = made.rates.calibration, made.rates.measured
+        return predict.predicted_trace(executions, made.compiled, self.fleet, *known)
 
     def to_perfetto(self, path: str | Path) -> None:
         """Write the predicted step of one device as a file that ui.perfetto.dev opens.
 
         Raises:
-            InputError: no time is predicted, or the file cannot be written.
+            InputError: as `trace`; or the file cannot be written.
         """
         write_result(Path(path), json.dumps(self.trace()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `weigh --json` prints; docs/reference/json.md explains its fields."""
-        compiled, by_hand, total, flops = self.compiled, self.hand_sum, self.run_total, self.run_flops
-        target = self.fleet.chip.target
+        """Return the object that `weigh --json` prints; docs/reference/json.md explains its fields.
+
+        A PyTorch step lacks the fields that only a compiled program has, and has `pytorch`.
+        """
+        total, flops = self.run_total, self.run_flops
         return {
             "schema": WEIGHING_SCHEMA,
             "config": self.name,
-            "run_config": None if self.config is None else self.config.model_dump(mode="json"),
             "layout": str(self.layout),
-            "sequence_length": compiled.sequence_length,
-            "tokens_per_step": compiled.tokens_per_step,
+            "tokens_per_step": self.tokens_per_step,
             "batch_unit": "tokens" if self.config is None else self.config.batch_unit,
-            "num_parameters": compiled.num_parameters,
             "fleet": _fleet_fields(self.fleet),
-            "source": compiled.source,
+            "source": self.source,
             "warnings": list(self.warnings),
             "idle_devices": self.idle_devices,
             "fits": self.fits,
-            "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
             "ledger": self.ledger.to_dict(),
-            "hand_sum": None if by_hand is None else by_hand.to_dict(),
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
             "run_flops": None if flops is None else dataclasses.asdict(flops),
             "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
-            "plan": None if self.plan is None else dataclasses.asdict(self.plan),
+            **(self._compiled_fields() if self.is_compiled else self._eager_fields()),
+        }
+
+    def _compiled_fields(self) -> dict[str, Any]:
+        """Return the fields that only a compiled program has."""
+        made, compiled, by_hand = self._compilation, self.compiled, self.hand_sum
+        target = self.fleet.chip.target
+        return {
+            "run_config": None if self.config is None else self.config.model_dump(mode="json"),
+            "sequence_length": compiled.sequence_length,
+            "num_parameters": compiled.num_parameters,
+            "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
+            "hand_sum": None if by_hand is None else by_hand.to_dict(),
+            "plan_command": self.plan_command,
             "compile": {
                 "seconds": compiled.compile_seconds,
-                "cached": self.cached,
+                "cached": made.cached,
                 "compiler": compiled.compiler,
                 "options": compiled.options,
                 "target": target.origin if target and compiled.source == TARGET_COMPILER else None,
                 "fingerprint": compiled.fingerprint,
             },
+        }
+
+    def _eager_fields(self) -> dict[str, Any]:
+        """Return the fields that only a PyTorch step has; docs/how-to/pytorch.md explains `pytorch`."""
+        account = self.account
+        return {
+            "num_parameters": account.num_parameters,
+            "compile": {"seconds": account.seconds, "compiler": f"PyTorch {account.torch_version}"},
+            "pytorch": account.fields(),
         }
 
 
@@ -169,79 +257,6 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
         "domain": fleet.domain,
         "num_domains": fleet.num_devices // fleet.chips_per_domain,
     }
-
-
-EAGER = "PyTorch, eager, on fake tensors"
-"""The `source` of a weighing that no compiler made."""
-BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
-"""The `source` of a weighing of modules that `torch.compile` compiles."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TorchWeighing(Predicted):
-    """One step of a PyTorch module weighed for one fleet, as PyTorch runs it, without a compiler.
-
-    `account` is what its ranks do and hold. `layout`: the mesh that the module was spread over.
-    `tokens_per_step`: of the fleet, and `num_steps`: of the whole run, if they were told.
-    """
-
-    fleet: Fleet
-    layout: Layout
-    account: MeshAccount
-    tokens_per_step: int | None = None
-    num_steps: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The module's class, or the function that made it."""
-        return self.account.name
-
-    @property
-    def ledger(self) -> Ledger:
-        """Memory and traffic of the rank that needs the most memory, and FLOPs of the fleet."""
-        return self.account.ledger
-
-    @property
-    def prediction(self) -> Prediction | None:
-        """The time of a step of eager PyTorch; None if there is none, and `no_prediction` says why."""
-        return self.account.prediction
-
-    @property
-    def run_total(self) -> RunTotal | None:
-        """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
-        return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `weigh --json` prints (docs/how-to/pytorch.md)."""
-        none = ("run_config", "sequence_length", "pipeline", "hand_sum", "plan")
-        total, flops = self.run_total, self.run_flops
-        return {
-            "schema": WEIGHING_SCHEMA,
-            "config": self.name,
-            **dict.fromkeys(none),
-            "layout": str(self.layout),
-            "tokens_per_step": self.tokens_per_step,
-            "batch_unit": "tokens",
-            "num_parameters": self.account.num_parameters,
-            "fleet": _fleet_fields(self.fleet),
-            "source": BY_INDUCTOR if self.account.by_inductor else EAGER,
-            "fits": self.fits,
-            "ledger": self.ledger.to_dict(),
-            "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
-            "no_prediction": self.account.no_prediction,
-            "run_total": None if total is None else dataclasses.asdict(total),
-            "run_flops": None if flops is None else dataclasses.asdict(flops),
-            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
-            "compile": {
-                "seconds": self.account.seconds,
-                "cached": False,
-                "compiler": f"PyTorch {self.account.torch_version}",
-                "options": {},
-                "target": None,
-                "fingerprint": "",
-            },
-            "pytorch": self.account.fields(),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

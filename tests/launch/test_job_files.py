@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, Fleet
-from meshwright.launch import JOB_KINDS, Place, job_file, place_in
+from meshwright.trainer.launch import JOB_KINDS, Place, job_file, place_in
 
 # Every option that these files use, as sbatch(1) of Slurm 26.05 lists it, with the form of its value.
 SBATCH = {

@@ -6,11 +6,11 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, checkpoint_of, export_parameters, restore
 from meshwright.config import load_config
 from meshwright.hardware import Fleet
-from meshwright.step import build_step
-from meshwright.training import sample_run
+from meshwright.trainer.checkpoint import Checkpoints, checkpoint_of, export_parameters, restore
+from meshwright.trainer.loop import sample_run
+from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
 

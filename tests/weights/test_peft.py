@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from meshwright import train
-from meshwright.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
 from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.errors import InputError
-from meshwright.models import Context, dequantised_array, model_of
-from meshwright.models.quantised import to_codes
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step, whole_parameters
+from meshwright.trainer.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright.trainer.models import Context, dequantised_array, model_of
+from meshwright.trainer.models.quantised import to_codes
+from meshwright.trainer.step import build_step, whole_parameters
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
 transformers = pytest.importorskip(

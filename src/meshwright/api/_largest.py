@@ -12,11 +12,13 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from ..config import Layout, Overrides, RunConfig, override_pairs
-from ..errors import InputError
-from ..hardware import Fleet
-from ..results import Largest, Phase, Weighing, ignore
-from ._weigh import named_fleet, weigh
+from meshwright.config import Layout, Overrides, RunConfig, override_pairs
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.programs import fleet_of
+from meshwright.results import Largest, Phase, Weighing, ignore
+
+from ._weigh import weigh
 
 Quantity = Literal["sequence_length", "batch"]
 UNIT_TOKENS = 128  # a length is a multiple of it, and of the axes that split a sequence
@@ -47,7 +49,7 @@ def largest(
     Raises:
         InputError: as for `weigh`; or the memory of the chip is not known; or the data have no sequences.
     """
-    fleet = named_fleet(on, None)
+    fleet = fleet_of(on)
     first = weigh(config, on=fleet, layout=layout, overrides=overrides, on_event=on_event)
     run = first.config
     if first.fits is None:

@@ -1,6 +1,6 @@
 """Let a run read somebody's own data, and open the data of a run before anything is compiled.
 
-Imports: `data`, `_weigh`. Used by: `_train`, `_plan`.
+Imports: `data`, `programs`. Used by: `_train`, `_plan`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Overrides, RunConfig, TextData, override_pairs
-from ..data import Dataset, MixedWindows, TokenWindows, open_data, own_data
-from ..results import Phase
-from ..units import format_bytes
-from ._weigh import config_to_run
+from meshwright.config import Overrides, RunConfig, TextData, override_pairs
+from meshwright.programs import run_named
+from meshwright.results import Phase
+from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows, open_data, own_data
+from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from ..launch import Alone
+    from meshwright.trainer.launch import Alone
 
 TOKENIZER = "data.tokenizer"
 LARGE_BYTES = 2**26  # of texts, from which the progress of tokenizing is reported
@@ -38,19 +38,19 @@ def config_with_data(
         begin_from: the folder of a model, whose tokenizer is used if it has one.
 
     Raises:
-        InputError: as for `config_to_run` and `own_data`.
+        InputError: as for `run_named` and `own_data`.
     """
     if data is None:
-        return config_to_run(verb, config, overrides, layout), ()
+        return run_named(verb, config, overrides, layout), ()
     given: dict[str, Any] = dict(override_pairs(overrides))
     if begin_from is not None and TOKENIZER not in given and Path(begin_from, "tokenizer.json").is_file():
         given[TOKENIZER] = str(begin_from)
     others = {key: value for key, value in given.items() if not key.startswith("data.")}
-    found = own_data(str(data), config_to_run(verb, config, others, layout), given)
+    found = own_data(str(data), run_named(verb, config, others, layout), given)
     has_tokenizer = found.overrides["data.source"] in ("text", "instructions")
     if not has_tokenizer:
         given.pop(TOKENIZER, None)
-    return config_to_run(verb, config, {**found.overrides, **given}, layout), found.notes
+    return run_named(verb, config, {**found.overrides, **given}, layout), found.notes
 
 
 def opened_data(peers: Alone, run: RunConfig, on_event: Callable[[Phase], None]) -> Dataset:

@@ -17,18 +17,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compiler import warm_workers
-from ..config import RunConfig, trainable
-from ..errors import InputError, MeshwrightError
-from ..reconciliation import Measurement
-from ..report import write_sweep
-from ..results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
-from ..units import format_count
+from meshwright.compiler import warm_workers
+from meshwright.config import RunConfig, trainable
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.measure._reconciliation import Measurement
+from meshwright.programs import run_named
+from meshwright.report import write_sweep
+from meshwright.results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
+from meshwright.units import format_count
+
 from ._train import new_folder, train
-from ._weigh import config_to_run
 
 if TYPE_CHECKING:
-    from ..training import Event
+    from meshwright.trainer.loop import Event
 
 OPENING, CLOSING = "[{(", "]})"
 MOST_RUNS = 1000
@@ -69,7 +70,7 @@ def sweep(
     swept, fixed = _parsed(over)
     combinations = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
     overrides = [[*fixed, *(f"{key}={value}" for key, value in values.items())] for values in combinations]
-    configs = [config_to_run("sweep", config, given, layout) for given in overrides]
+    configs = [run_named("sweep", config, given, layout) for given in overrides]
     name = configs[0].name
     if folder is None:
         folder = new_folder(f"sweep-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")

@@ -1,7 +1,7 @@
 """Train a config on attached or simulated devices, and compare the run with its prediction.
 
-Imports: `_weigh`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`, and
-users as `mw.train` and `mw.reconcile`.
+Imports: `programs`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`,
+and users as `mw.train` and `mw.reconcile`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Overrides, RunConfig, holds_nothing, trainable
-from ..errors import DeviceMemoryError, InputError, MeshwrightError
-from ..extras import check_installed
-from ..measure import doubt_calibration, measured_runs_for
-from ..reconciliation import Measurement, Reconciliation, first_steps
-from ..reconciliation import reconcile as compared
-from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
-from ..units import format_seconds
+from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
+from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
+from meshwright.extras import check_installed
+from meshwright.measure import doubt_calibration, measured_runs_for
+from meshwright.measure._reconciliation import Measurement, Reconciliation, first_steps
+from meshwright.measure._reconciliation import reconcile as compared
+from meshwright.programs import fleet_of, resolved, weigh_run
+from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
+from meshwright.units import format_seconds
+
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
 from ._run_log import FolderLog
-from ._weigh import fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
-    from ..config import Layout
-    from ..hardware import Fleet
-    from ..launch import Alone, Facts
-    from ..training import Event, FirstWeights, RunFolder, RunRequest, StepFlops
+    from meshwright.config import Layout
+    from meshwright.hardware import Fleet
+    from meshwright.trainer.launch import Alone, Facts
+    from meshwright.trainer.loop import Event, FirstWeights, RunFolder, RunRequest, StepFlops
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
 NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
@@ -96,8 +97,8 @@ def train(
     >>> run.measurement.steps, sorted(run.measurement.losses)
     (2, [1, 2])
     """
-    from ..launch import agreed, processes_of_this_run
-    from ..training import RunFolder, RunRequest
+    from meshwright.trainer.launch import agreed, processes_of_this_run
+    from meshwright.trainer.loop import RunFolder, RunRequest
 
     config, folder = named_run(config, folder, resume)
     given = config, data, overrides, layout, begin_from, steps, folder, resume, profile
@@ -110,7 +111,7 @@ def train(
         on_event = log = FolderLog(held, on_event)
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
-        from ..training import FirstWeights, check_resumed_state, devices_of
+        from meshwright.trainer.loop import FirstWeights, check_resumed_state, devices_of
 
         first = None if begin_from is None else FirstWeights(Path(begin_from), run)
         run, mesh = resolved(run, fleet := fleet_of(on))
@@ -167,7 +168,7 @@ def _run_to_train(
 
 def _facts_of(run: RunConfig, call: dict[str, Any], begin_from: str | Path | None) -> Facts:
     """Return what all processes of a run must have in common: its config, the call's arguments, and files."""
-    from ..training import facts_of_run
+    from meshwright.trainer.loop import facts_of_run
 
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
     shown["steps to train"] = shown.pop("steps") or run.steps
@@ -185,7 +186,7 @@ def _check_request(steps: int | None, profile: str | Path | None) -> None:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
     if profile is None:
         return
-    from ..training import LAST_TRACED
+    from meshwright.trainer.loop import LAST_TRACED
 
     if steps is not None and steps < LAST_TRACED:
         hint = f"train at least {LAST_TRACED} steps: the last three of these are traced"
@@ -238,7 +239,7 @@ def _config_to_train(
         raise InputError(
             "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
         )
-    from ..training import config_of
+    from meshwright.trainer.loop import config_of
 
     return config_of(folder)
 
@@ -254,7 +255,7 @@ def _documents(run: RunConfig, weighing: Weighing, first: FirstWeights | None) -
 
 def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> None:
     """Report what was decided about a run's data."""
-    from ..training import Noticed
+    from meshwright.trainer.loop import Noticed
 
     for words in notes:
         on_event(Noticed(step=0, kind="data", message=words, hint=""))
@@ -286,20 +287,18 @@ def _weighing_of(
     If the run is to time its kernels, its step is weighed with products by cuBLAS.
     What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
     """
-    from ..report import loading_plots
+    from meshwright.report import loading_plots
 
     if times_kernels:
         run = run.model_copy(update={"autotune_results": None})
     with loading_plots() if peers.is_first else nullcontext():
-        return peers.in_turns(
-            lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
-        )
+        return peers.in_turns(lambda: weigh_run(run, fleet, mesh, num_steps=num_steps, on_event=on_event))
 
 
 def _measured(request: RunRequest) -> Measurement:
     """Train the step that was weighed; a run that fails has its page all the same."""
-    from ..launch import over
-    from ..training import run_training
+    from meshwright.trainer.launch import over
+    from meshwright.trainer.loop import run_training
 
     try:
         return run_training(request)[0]
@@ -377,7 +376,7 @@ class _LivePage:
 
 def _draw(held: RunFolder, *, is_live: bool = False) -> None:
     """Draw the run's page; one that cannot be drawn is reported like one that cannot be written."""
-    from ..report import write_report
+    from meshwright.report import write_report
 
     try:
         held.writes.attempt(REPORT, lambda: write_report(held.path, is_live=is_live))
@@ -387,7 +386,7 @@ def _draw(held: RunFolder, *, is_live: bool = False) -> None:
 
 def _report_not_written(request: RunRequest, step: int) -> None:
     """Report files that could not be written, when no further step will report them."""
-    from ..training import not_written
+    from meshwright.trainer.loop import not_written
 
     for why, names in request.folder.writes.unreported().items():
         request.on_event(not_written(step, why, names))
@@ -409,7 +408,7 @@ def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
 
 def _step_flops(weighing: Weighing) -> StepFlops | None:
     """Return the FLOPs of a step for MFU; None without a known peak, as on a CPU."""
-    from ..training import StepFlops
+    from meshwright.trainer.loop import StepFlops
 
     prediction, flops = weighing.prediction, weighing.ledger.flops
     if prediction is None or weighing.fleet.chip.platform == "cpu" or not prediction.peak_flops_per_second:
@@ -425,7 +424,7 @@ def _listener(
     weighing: Weighing, on_event: Callable[[Event | FirstStepsCompared], None]
 ) -> Callable[[Event], None]:
     """Return a callback that calls `on_event`, and compares the first steps."""
-    from ..training import FirstStepsDone
+    from meshwright.trainer.loop import FirstStepsDone
 
     def listen(event: Event) -> None:
         on_event(event)

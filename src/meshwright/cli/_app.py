@@ -20,18 +20,18 @@ from typing import Annotated
 import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
-from meshwright.launch import await_verdict, leave
 from meshwright.plugins import quiet_jax_plugins
+from meshwright.trainer.launch import await_verdict, leave
 
-from ._calibrate import calibrate, reconcile
+from ._calibrate_command import calibrate, reconcile
 from ._catalog import fleets, formats, init, presets
 from ._console import standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
-from ._plan import plan
-from ._train import EXIT_INTERRUPTED, sweep, train
+from ._plan_command import plan
+from ._train_command import EXIT_INTERRUPTED, sweep, train
 from ._usage import HELP_NAMES, Command, Verbs
-from ._weigh import account, weigh
+from ._weigh_command import weigh
 
 REFUSALS = {
     errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC,
@@ -53,7 +53,7 @@ app = typer.Typer(
 FIRST, KNOW, RUN, LOOK = "Begin with these", "Know more", "Run", "Look up"
 PANELS = {
     FIRST: (weigh, plan, train),
-    KNOW: (account, probe, calibrate, reconcile),
+    KNOW: (probe, calibrate, reconcile),
     RUN: (sweep, sample, export),
     LOOK: (presets, init, fleets, formats, doctor),
 }
@@ -65,7 +65,6 @@ EXAMPLES = {
     sample: "sample runs/bytes-10m --prompt 'def ' --tokens 80",
     export: "export runs/bytes-10m --to bytes-10m.safetensors",
     sweep: "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
-    account: "account my_model:step",
     probe: "probe --json",
     calibrate: "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
     reconcile: "reconcile runs/bytes-10m",

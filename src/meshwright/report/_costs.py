@@ -15,7 +15,6 @@ from meshwright.planning import HandSum
 from meshwright.predict import AxisTraffic, hidden_share, traffic_by_axes
 from meshwright.units import format_bytes, format_count, format_rate
 
-from ._facts import WeighingFacts
 from ._model import (
     BESIDE,
     FREE,
@@ -36,6 +35,7 @@ from ._model import (
     section,
     spaced,
 )
+from ._saved_facts import WeighingFacts
 
 FLOP_CONVENTION = (
     "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "

@@ -1,4 +1,4 @@
-"""Turn each kind of result into a document: runs, sweeps, changes, accounts, calibrations and weighings.
+"""Turn each kind of result into a document: runs, sweeps, changes, calibrations and weighings.
 
 A terminal shows the short form of a result, a page the long one with pictures. Used by: `api`, which writes
 the pages and passes `text_of` and `page_of` to `results`, and `cli`, which prints `renderable`.
@@ -15,17 +15,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshwright.hardware import Calibration
+from meshwright.measure._reconciliation import Calibrated, History, Measurement, Reconciliation
+from meshwright.measure._reconciliation import Row as ComparedRow
 from meshwright.planned import FleetPlans, Plan
-from meshwright.reconciliation import Calibrated, History, Measurement, Reconciliation
-from meshwright.reconciliation import Row as ComparedRow
-from meshwright.results import Changes, Run, Sweep, SweepRun, TorchWeighing, Weighing
-from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
+from meshwright.results import Changes, Run, Sweep, SweepRun, Weighing
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._calibrating import calibrated_document, history_document
 from ._costs import cost_sections, fault_sections
-from ._facts import RunFiles, facts_of, read_run
-from ._fleets import fleets_document
+from ._fleet_comparison import fleets_document
 from ._model import (
     Block,
     Cards,
@@ -44,9 +42,10 @@ from ._model import (
     sweep_curves_plot,
     values_plot,
 )
-from ._plan import MOST_ROWS, plan_document, plan_page
+from ._plan_report import MOST_ROWS, plan_document, plan_page
 from ._render import page, terminal
-from ._schedule import lanes_of, schedule_lanes
+from ._saved_facts import RunFiles, facts_of, read_run
+from ._schedule_lanes import schedule_lanes
 from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict
 
 WIDTH = 100  # columns of the text that `str` returns
@@ -106,10 +105,6 @@ def page_of(result: object) -> str:
         case Weighing():
             files = RunFiles(name=result.name, weighing=facts_of(result))
             return page(_run_page(files, schedule_lanes(result)))
-        case TorchWeighing():
-            busy = result.account.busy
-            files = RunFiles(name=result.name, weighing=facts_of(result))
-            return page(_run_page(files, None if busy is None else lanes_of(busy)))
         case Run():
             return run_page(result.folder)
         case Sweep():
@@ -147,7 +142,7 @@ def write_report(folder: Path, *, is_live: bool = False) -> Path:
     Raises:
         OSError: the page cannot be written; the previous page stays as it was.
     """
-    from meshwright.training import write_whole  # a run's folder knows its data
+    from meshwright.trainer.loop import write_whole  # a run's folder knows its data
 
     path = folder / "report.html"
     write_whole(path, run_page(folder, is_live=is_live))
@@ -165,10 +160,8 @@ def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> 
     match result:
         case Weighing():
             facts = facts_of(result)
-            return full_document(facts) if verbose else screen_document(facts, more)
-        case TorchWeighing():
-            facts = facts_of(result)
-            more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
+            if not result.is_compiled:
+                more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
             return full_document(facts) if verbose else screen_document(facts, more)
         case Run():
             return _run_document(result.measurement, result.reconciliation)
@@ -493,27 +486,6 @@ def _signed(format_amount: Any, amount: float) -> str:
     return "0" if amount == 0 else f"{'+' if amount > 0 else '-'}{format_amount(abs(amount))}"
 
 
-def _account_document(account: Account) -> Document:
-    """Return the account of a PyTorch module."""
-    tables = (
-        ("Memory of one training step", memory_table(account.memory)),
-        ("FLOPs of one training step", flop_table(account.flops)),
-        ("Modules that cost the most, their children included", module_table(account)),
-        ("Without a rule, in no sum", unknown_table(account)),
-    )
-    sections: list[ReportSection] = []
-    for title, (columns, rows, numbers) in tables:
-        table = ReportTable(columns=columns, rows=plain_rows(rows), numbers=tuple(numbers))
-        sections += section(title, table) if rows else ()
-    conventions = (Words(text=words, tone="faint") for words in account.conventions)
-    source = Words(text=f"{account.source}; torch {account.torch_version}", tone="faint")
-    return Document(
-        title=account.name,
-        facts=f"with {format_count(account.num_parameters)} parameters",
-        sections=(*sections, *section("Conventions", *conventions), *section("", source)),
-    )
-
-
 def _calibration_document(calibration: Calibration) -> Document:
     """Return the measured rates that predictions use, then the other measured rates."""
     rows: list[tuple[str, str]] = [
@@ -558,7 +530,6 @@ def _rates(columns: tuple[str, str], rows: list[tuple[str, str]]) -> ReportTable
 DOCUMENTS: dict[type, Callable[[Any], Document]] = {
     Changes: _changes_document,
     Plan: plan_document,
-    Account: _account_document,
     Calibration: _calibration_document,
     Calibrated: calibrated_document,
     History: history_document,

@@ -12,7 +12,6 @@ from functools import partial
 
 from meshwright.compiler import SIMULATED
 from meshwright.predict import Interval, Prediction, RunFlops, RunTotal
-from meshwright.results import KnownPlan
 from meshwright.units import format_bytes, format_count, format_power_of_ten, format_rate, format_seconds
 
 from ._costs import (
@@ -24,7 +23,6 @@ from ._costs import (
     traffic_words,
     without_rate,
 )
-from ._facts import WeighingFacts
 from ._model import (
     ALWAYS_SHOWN,
     GAPS,
@@ -45,6 +43,7 @@ from ._model import (
     spaced,
     timeline_plot,
 )
+from ._saved_facts import WeighingFacts
 
 SIMULATED_NOTE = (
     "The CPU's compiler stood in for the target's. It makes no reduce-scatter and schedules for no memory "
@@ -177,19 +176,8 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
             yield Words(text=f"COST: {words}")
     if facts.run_flops is not None:
         yield Words(text=f"RUN FLOPs: {run_flops_words(facts.run_flops)}")
-    if facts.plan is not None:
-        yield Words(text=f"PLAN: {_plan_words(facts.plan, prediction)}")
-
-
-def _plan_words(plan: KnownPlan, prediction: Prediction | None) -> str:
-    """Return how to search other layouts, and what an earlier search found."""
-    if plan.step_seconds is None or prediction is None:
-        return f"`{plan.command}` searches other layouts"
-    less = percent(prediction.step_seconds.expected - plan.step_seconds, prediction.step_seconds.expected)
-    found = f"{plan.layout}, {plan.settings} takes {format_seconds(plan.step_seconds)}"
-    if plan.step_seconds < prediction.step_seconds.expected:
-        found += f", {less} less"
-    return f"{found}: `{plan.command}`"
+    if facts.plan_command is not None:
+        yield Words(text=f"PLAN: `{facts.plan_command}` searches other layouts")
 
 
 def _rate_words(prediction: Prediction, unit: str) -> str:

@@ -1,0 +1,260 @@
+"""Define `meshwright weigh`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from meshwright.errors import InputError
+
+from ._console import JsonFlag, answer, complete_config, phases, say_readings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from meshwright.results import Phase, Weighing
+
+EXIT_DOES_NOT_FIT = 3
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset, a TOML file, the folder of a run, or package.module:function.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset, a TOML file, the folder of a run, package.module:function, or the command of your "
+        "own training script: -- python train.py ARGS.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option("--layout", help="Mesh axes, outermost first: fsdp=64,tensor=8; one size may be -1."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key: model.num_layers=12. Repeatable."),
+]
+AsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="jax",
+        help="Weigh a function's PyTorch module as a JAX program: model.py:build --as jax --on 8xH100.",
+        show_default=False,
+    ),
+]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lora",
+        metavar="RANK",
+        min=1,
+        help="Freeze the model and train adapters of this rank: --set lora.rank=RANK.",
+        show_default=False,
+    ),
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print every table, not one screen.")]
+TokensOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens",
+        metavar="COUNT",
+        help="Tokens of the whole run, 15B: adds its hours and device-hours.",
+        show_default="the config's steps",
+    ),
+]
+TokensPerStepOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens-per-step",
+        metavar="COUNT",
+        help="Tokens or samples in a step of your own program: adds its throughput.",
+    ),
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option("--price", metavar="PRICE", help="Price of a device-hour, 1.80: adds the cost of the run."),
+]
+RulesOption = Annotated[
+    Path | None,
+    typer.Option("--rules", metavar="FILE", help="Python file that calls meshwright.register_kernel."),
+]
+SimulateOption = Annotated[
+    bool, typer.Option("--simulate", help="Use the CPU's compiler, and mark the figures.")
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Weigh each jitted call of a script, not only its training step.")
+]
+AutoMeshesOption = Annotated[
+    bool, typer.Option("--auto-meshes", help="Run a script of before JAX 0.9, whose meshes were Auto.")
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
+]
+LongestOption = Annotated[
+    bool, typer.Option("--longest", help="Search the longest sequence that fits, and weigh that.")
+]
+LargestBatchOption = Annotated[
+    bool, typer.Option("--largest-batch", help="Search the largest microbatch that fits, and weigh that.")
+]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev.")
+]
+
+
+def with_lora(overrides: list[str] | None, rank: int | None) -> list[str]:
+    """Return the overrides of a command, with that of its option `--lora`."""
+    return [*(overrides or ()), *([] if rank is None else [f"lora.rank={rank}"])]
+
+
+def weigh(
+    config: Words,
+    on: Annotated[
+        str, typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local.")
+    ],
+    layout: LayoutOption = None,
+    overrides: SetOption = None,
+    lora: LoraOption = None,
+    as_: AsOption = None,
+    as_json: JsonFlag = False,
+    verbose: VerboseOption = False,
+    tokens: TokensOption = None,
+    tokens_per_step: TokensPerStepOption = None,
+    price: PriceOption = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
+    simulate: SimulateOption = False,
+    html: HtmlOption = None,
+    trace: TraceOption = None,
+    rules: RulesOption = None,
+    explains: Annotated[
+        bool, typer.Option("--explain", help="Compile each change that would help; show saving and cost.")
+    ] = False,
+    all_calls: AllOption = False,
+    auto_meshes: AutoMeshesOption = False,
+    longest: LongestOption = False,
+    largest_batch: LargestBatchOption = False,
+) -> None:
+    """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
+    if longest or largest_batch:
+        of = "sequence_length" if longest else "batch"
+        return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
+    from meshwright import explain
+
+    options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
+    length = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
+    with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
+
+        def on_event(event: Phase) -> None:
+            on_phase(event.name)
+
+        how = {"layout": layout, "overrides": with_lora(overrides, lora), "simulate": simulate}
+        weighing = _weighed(config, options, on, **how, run=length, on_event=on_event)
+        if not weighing.is_compiled:
+            _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
+        changes = explain(weighing, on_event=on_event) if explains else None
+    _write(weighing, html, trace)
+    made = (weighing, *weighing.other_calls)
+
+    def page() -> tuple[RenderableType, ...]:
+        from meshwright.report import renderable
+
+        texts = tuple(renderable(each, verbose=verbose) for each in made)
+        return texts if changes is None else (*texts, renderable(changes))
+
+    fields = weighing.to_dict() | ({} if changes is None else changes.to_dict())
+    answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
+    if check and any(each.fits is False for each in made):
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _answer_largest(
+    words: list[str],
+    of: Literal["sequence_length", "batch"],
+    on: str,
+    layout: str | None,
+    overrides: list[str],
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Search the largest sequence length or batch that fits, and print it with its weighing.
+
+    Raises:
+        InputError: a script or a function is named, whose sequences and batch are its own.
+    """
+    from meshwright import largest
+
+    if len(words) > 1 or words[0].endswith(".py") or ":" in words[0]:
+        hint = "name a preset, a TOML file or the folder of a model"
+        raise InputError(f"{' '.join(words)} has a length and a batch of its own", hint=hint)
+    say_readings(words[0], on, layout)
+    with phases(f"searching with {words[0]} on {on}") as on_phase:
+
+        def on_event(event: Phase) -> None:
+            on_phase(event.name)
+
+        made = largest(words[0], of, on=on, layout=layout, overrides=overrides, on_event=on_event)
+
+    def page() -> tuple[RenderableType, ...]:
+        from rich.text import Text
+
+        from meshwright.report import renderable
+
+        return Text(made.line, style="bold"), renderable(made.weighing, verbose=verbose)
+
+    answer(as_json, made.to_dict(), page)
+
+
+def _write(weighing: Weighing, html: Path | None, trace: Path | None) -> None:
+    """Write the files that are asked for."""
+    if html is not None:
+        weighing.to_html(html)
+    if trace is not None:
+        weighing.to_perfetto(trace)
+
+
+def _check_eager(weighing: Weighing, given: dict[str, bool]) -> None:
+    """Raise if an option is given that needs a compiled program or its time."""
+    for option, is_given in given.items():
+        if is_given:
+            what = f"{weighing.name} returns a PyTorch module, and {option} needs a compiled step"
+            raise InputError(what, hint=f"leave {option} out; --html FILE shows the memory through the step")
+
+
+def _weighed(
+    words: list[str], options: dict[str, Any], on: str, *, run: dict[str, Any], **how: Any
+) -> Weighing:
+    """Weigh what the words name, and say what a script read on the host.
+
+    Args:
+        options: of one kind of program alone, by name.
+        run: the tokens and the price of the run.
+
+    Raises:
+        InputError: an option is given that has no meaning for this kind of program.
+    """
+    if options["as_"] is not None and on != "local":  # the module is traced here, and not on an attached GPU
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from meshwright import RunLength
+    from meshwright import weigh as run_weigh
+    from meshwright.programs import program_named
+
+    program = program_named(words, options)
+    is_command = len(words) > 1 or words[0].endswith(".py")
+    say_readings(None if is_command else words[0], on, None if is_command else how["layout"])
+    made = run_weigh(program, on=on, run=RunLength(**run), **how)
+    for line in dict.fromkeys(made.ledger.assumptions) if is_command else ():
+        print(f"note: {line}", file=sys.stderr)
+    return made

@@ -1,0 +1,45 @@
+"""Count what an eager training step of a PyTorch module costs, on one device or on a mesh, from fake tensors.
+
+Imports: `compiler` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
+`config`, `eager`, `subprocesses`, `json_records`, `formats`, `units`, `errors`; torch, and the modules that
+need it, only inside functions. Used by: `torch`, `torch_as_jax`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_imports import names_on_first_use
+
+from ._account import Account as Account
+from ._account import FlopCount as FlopCount
+from ._account import MemoryCount as MemoryCount
+from ._account import ModuleCount as ModuleCount
+from ._account import Table as Table
+from ._account import account_function as account_function
+from ._account import account_torch as account_torch
+from ._account import flop_table as flop_table
+from ._account import is_torch_module as is_torch_module
+from ._account import memory_table as memory_table
+from ._account import module_table as module_table
+from ._account import parts_of_function as parts_of_function
+from ._account import require_torch as require_torch
+from ._account import unknown_table as unknown_table
+from ._account_process import account_named as account_named
+from ._account_process import answer_apart as answer_apart
+from ._account_process import serve as serve
+
+if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
+    from ._attention_kernels import is_given as is_given
+    from ._attention_kernels import whole_sequences as whole_sequences
+    from ._eager_step import ONE_SEQUENCE as ONE_SEQUENCE
+    from ._eager_step import surroundings as surroundings
+    from ._fakes import Fakes as Fakes
+    from ._fakes import as_given as as_given
+    from ._fakes import check_parts as check_parts
+    from ._fakes import explain_failure as explain_failure
+    from ._fakes import mode_of as mode_of
+    from ._mesh import repeated_blocks as repeated_blocks
+    from ._mesh_step import account_on_mesh as account_on_mesh
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -1,0 +1,135 @@
+"""Compile a program for a fleet, and account for it: the road that all compiled programs take.
+
+Neither importing it nor weighing imports jax: a worker process compiles. Used by: the kinds of program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from meshwright.compiler import Compiled, Request, compile_program
+from meshwright.config import Layout, RunConfig
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.measure import known_rates
+from meshwright.results import Compilation, Phase, Weighing, ignore
+
+from ._program import RunFacts
+from ._reckoned import reckoned
+from ._requests import request_of
+
+NO_BACKWARD = "No backward pass was found: these are the figures of a forward pass, not of a training step"
+
+
+def weigh_request(
+    request: Request,
+    fleet: Fleet,
+    layout: Layout | None,
+    *,
+    run: RunConfig | None = None,
+    facts: RunFacts,
+    on_event: Callable[[Phase], None] = ignore,
+) -> Weighing:
+    """Compile what a request asks for, and account for it.
+
+    Args:
+        layout: its mesh; None for the one that its arguments lie on.
+        run: its configuration, if it has one.
+        facts: the steps of the whole run; and the tokens of a step of a program without a configuration.
+    """
+    compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
+    on_event(Phase(name="reckoning"))
+    if facts["tokens_per_step"] is not None:
+        compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
+    mesh = Layout(axes=compiled.mesh_axes) if layout is None else layout
+    made = _accounted(request.name, run, fleet, mesh, compiled, folder, cached)
+    return dataclasses.replace(made, num_steps=facts["num_steps"])
+
+
+def weigh_lowered(
+    name: str,
+    fleet: Fleet,
+    *,
+    num_devices: int,
+    mesh_axes: Sequence[tuple[str, int]],
+    digest: str,
+    files: Mapping[str, str],
+    facts: RunFacts,
+    answers: Callable[[str], str] | None = None,
+    simulate: bool = False,
+    on_event: Callable[[Phase], None] = ignore,
+    says: Sequence[str] = (),
+) -> Weighing:
+    """Compile a program that is lowered already, and account for it.
+
+    Args:
+        num_devices, mesh_axes: of the mesh that its arguments lie on.
+        digest: of the program and all else that the compiler reads.
+        files: the program's texts by name, as a compile worker reads them.
+        facts: the tokens of its step, and the steps of the whole run.
+        answers: as for `compile_program`.
+        says: assumptions to list with it.
+
+    Raises:
+        InputError: its mesh has another number of devices than the fleet.
+    """
+    alone, idle, warnings = num_devices == 1 and fleet.num_devices > 1, 0, tuple[str, ...]()
+    if not alone and num_devices != fleet.num_devices:
+        raise InputError(
+            f"the arguments lie on a mesh of {num_devices} devices, and {fleet.name} has {fleet.num_devices}",
+            hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
+        )
+    if alone:
+        idle = fleet.num_devices - 1
+        others = "the other one stands" if idle == 1 else f"{idle} stand"
+        warnings = (f"One device of {fleet.name} works, and {others} idle: no argument lies on a mesh",)
+        fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
+    mesh = Layout(axes=tuple(mesh_axes) or (("data", 1),))
+    request = request_of(name, fleet, mesh, simulate)
+    request = dataclasses.replace(request, function=None, search_path=(), digest=digest)
+    compiled, folder, cached = compile_program(
+        request, files=files, on_phase=lambda name: on_event(Phase(name=name)), answers=answers
+    )
+    compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
+    made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
+    return dataclasses.replace(
+        made,
+        ledger=dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions)),
+        num_steps=facts["num_steps"],
+        warnings=(*warnings, *made.warnings),
+        idle_devices=idle,
+    )
+
+
+def _accounted(
+    name: str,
+    run: RunConfig | None,
+    fleet: Fleet,
+    layout: Layout,
+    compiled: Compiled,
+    folder: Path,
+    cached: bool,
+) -> Weighing:
+    """Return the account of a compiled program and its predicted time."""
+    rates = known_rates(fleet)
+    figures = reckoned(folder, compiled, fleet, rates)
+    return Weighing(
+        name=name,
+        config=run,
+        fleet=fleet,
+        layout=layout,
+        made_by=Compilation(compiled=compiled, folder=folder, cached=cached, rates=rates),
+        ledger=figures.ledger,
+        prediction=figures.prediction,
+        no_prediction=figures.no_prediction,
+        tokens_per_step=compiled.tokens_per_step,
+        warnings=() if run is not None or _has_backward(compiled) else (NO_BACKWARD,),
+    )
+
+
+def _has_backward(compiled: Compiled) -> bool:
+    """Return whether a program computes gradients, or has no products at all."""
+    flops = compiled.traced_flops.by_phase
+    return flops.get("backward", 0) > 0 or not any(flops.values())
