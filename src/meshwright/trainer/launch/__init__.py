@@ -1,4 +1,4 @@
-"""Find the processes of one run, exchange messages among them without using the devices, and write job files.
+"""Find the processes of one run, and exchange messages among them without using the devices.
 
 Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, and jax only when it is needed.
 """
@@ -8,8 +8,6 @@ from ._alike import agreed as agreed
 from ._coordination import ALONE as ALONE
 from ._coordination import Alone as Alone
 from ._coordination import Peers as Peers
-from ._job_files import JOB_KINDS as JOB_KINDS
-from ._job_files import job_file as job_file
 from ._join import COORDINATOR as COORDINATOR
 from ._join import INDEX as INDEX
 from ._join import NUM_PROCESSES as NUM_PROCESSES

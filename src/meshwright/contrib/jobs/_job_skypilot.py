@@ -11,9 +11,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
+from meshwright.trainer.launch import COORDINATOR, INDEX, NUM_PROCESSES
 
 from ._job import PORT, Job, attempt_numbers, check_shared_folder, comments
-from ._join import COORDINATOR, INDEX, NUM_PROCESSES
 from ._yaml import yaml_text
 
 if TYPE_CHECKING:

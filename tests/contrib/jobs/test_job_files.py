@@ -15,9 +15,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.contrib.jobs import KINDS, job_file
 from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, Fleet
-from meshwright.trainer.launch import JOB_KINDS, Place, job_file, place_in
+from meshwright.trainer.launch import Place, place_in
 
 # Every option that these files use, as sbatch(1) of Slurm 26.05 lists it, with the form of its value.
 SBATCH = {
@@ -320,7 +321,7 @@ def test_whatever_text_is_given_yaml_holds_it_unchanged(tmp_path_factory, name, 
     assert command[command.index("--folder") + 1].replace("$$", "$") == folder
 
 
-@pytest.mark.parametrize("kind", JOB_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chip", [chip for chip in CATALOG.values() if chip.slices is None])
 def test_every_gpu_has_a_file_or_words_that_say_why_not(kind, chip):
     fleet = Fleet.parse(f"{2 * chip.chips_per_host}x{chip.name}")

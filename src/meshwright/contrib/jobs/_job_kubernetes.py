@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError
 from meshwright.files import read_text, reason
+from meshwright.trainer.launch import COORDINATOR, INDEX, NUM_PROCESSES
 
 from ._job import ATTEMPTS, PORT, SAVE_SECONDS, Job, check_shared_folder, comments
-from ._join import COORDINATOR, INDEX, NUM_PROCESSES
 from ._yaml import yaml_text
 
 if TYPE_CHECKING:

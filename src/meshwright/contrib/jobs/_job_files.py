@@ -16,7 +16,9 @@ Source for Slurm: sbatch(1), srun(1) and scontrol(1) of Slurm 26.05. Not run on 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, nearest_name
 
@@ -27,10 +29,21 @@ from ._job_skypilot import skypilot_file
 if TYPE_CHECKING:
     from meshwright.hardware import Fleet
 
-JOB_KINDS = {"slurm": ".sbatch", "k8s": ".k8s.yaml", "skypilot": ".sky.yaml"}
-"""The kinds of job files, each with the usual end of its file's name."""
 
 _EARLY_SECONDS = 60  # Slurm's signal comes up to this much earlier
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """One kind of job file: its name, the usual end of its file's name, and what writes it."""
+
+    name: str
+    suffix: str
+    text_of: Callable[[Job], str]
+
+    def write(self, **order: Any) -> str:
+        """Return the text of the job file; `order`: as for `job_file`."""
+        return job_file(self.name, **order)
 
 
 def job_file(
@@ -69,8 +82,8 @@ def job_file(
     >>> [line.split("meshwright ")[1] for line in made.splitlines() if "srun" in line]
     ["train 'a b.toml' --folder runs/a --resume --steps 9"]
     """
-    if kind not in JOB_KINDS:
-        raise InputError(f"no job file is of the kind {kind!r}", hint=nearest_name(kind, JOB_KINDS))
+    if kind not in KINDS:
+        raise InputError(f"no job file is of the kind {kind!r}", hint=nearest_name(kind, KINDS))
     if fleet.chip.platform == "cpu":
         what = f"{fleet.name} is one machine's simulated devices, for which no scheduler is asked"
         raise InputError(what, hint=f"run it here: `meshwright train CONFIG --on {fleet.name}`")
@@ -92,7 +105,7 @@ def job_file(
         image=image,
         volume=volume,
     )
-    return {"slurm": _slurm_file, "k8s": kubernetes_file, "skypilot": skypilot_file}[kind](job)
+    return KINDS[kind].text_of(job)
 
 
 def _slurm_file(job: Job) -> str:
@@ -154,3 +167,9 @@ for attempt in {attempts}; do
 done
 exit $status
 """
+
+
+SLURM = JobKind("slurm", ".sbatch", _slurm_file)
+K8S = JobKind("k8s", ".k8s.yaml", kubernetes_file)
+SKYPILOT = JobKind("skypilot", ".sky.yaml", skypilot_file)
+KINDS = {kind.name: kind for kind in (SLURM, K8S, SKYPILOT)}
