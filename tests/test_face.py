@@ -191,4 +191,3 @@ def test_a_torch_module_is_weighed_by_the_same_verb():
     with pytest.raises(mw.InputError, match="Linear is no program") as refused:
         mw.weigh(module, on="8xH100")
     assert "mw.torch_step(module, *inputs)" in refused.value.hint
-
