@@ -46,7 +46,7 @@ demo-weigh: $(INSTALLED)
 # Free workers take tests from the end of another's list; a file's tests mostly stay together and share fixtures.
 TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30
 EVERY_TIME := not wide and not long and not gpu
-OF_TORCH := tests/torch_account tests/torch_program tests/weights $(wildcard src/meshwright/contrib/*torch*)
+OF_TORCH := tests/torch_account tests/torch_program tests/contrib/huggingface $(wildcard src/meshwright/contrib/*torch*)
 
 test: $(TESTABLE)
 	$(TEST) -m '$(EVERY_TIME)' $(addprefix --ignore=,tests/benchmarks $(OF_TORCH))
