@@ -1,7 +1,7 @@
 """A weighing for a TPU waits for the compiler's reports on the optimised program, not for machine code.
 
 No compiler for TPUs is installed where these tests run: a function stands in, which writes reports as libtpu
-0.0.42 does (docs/adr/0019).
+0.0.42 does (docs/dev/adr/0019).
 """
 
 from __future__ import annotations

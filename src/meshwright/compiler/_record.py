@@ -40,7 +40,7 @@ class CorruptFolder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One array argument of the program. The shape is global, the bytes are those of one device's shard."""
+    """One array argument of the program: its global shape, and the bytes of one device's shard."""
 
     path: str  # the compiler's name: "state['params']['embedding']"
     # parameters | optimizer_state | model_state | keys | step | batch; in a foreign step the argument's name

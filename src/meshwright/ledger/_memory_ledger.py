@@ -598,7 +598,7 @@ class _Filing:
     def _filed(
         self, allocation: Allocation, instants: Sequence[int]
     ) -> Iterator[tuple[int, list[tuple[LiveValue, int, Owner]]]]:
-        """Yield what `_alive_through` does, as pieces with their owners."""
+        """Yield the values of `_alive_through` as pieces with their owners."""
         for place, alive in _alive_through(allocation, self._ranges, instants):
             yield place, [(value, size, self._owner(value, allocation)) for value, size in _pieces(alive)]
 

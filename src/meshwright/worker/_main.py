@@ -55,7 +55,8 @@ from ._optimised import optimised
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 # It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
-# step's compilation. A weighing reads the optimised program, and never loads machine code (docs/adr/0010).
+# step's compilation. A weighing reads the optimised program, and never loads machine code
+# (docs/dev/adr/0010).
 NO_ASSEMBLER = """#!/bin/sh
 [ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.0' && exit
 while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; done

@@ -1,4 +1,4 @@
-"""Compile for a TPU until the optimised program is written, and wait for no machine code (docs/adr/0019).
+"""Compile for a TPU until the optimised program is written, and wait for no machine code (docs/dev/adr/0019).
 
 XLA's compiler for TPUs writes its reports on the optimised program, then makes machine code, which takes ten
 to a hundred times as long. A weighing reads the reports alone. So the compiler runs in a thread, and the
