@@ -6,11 +6,15 @@ No compiler for TPUs is installed where these tests run: a function stands in, w
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from meshwright.worker._assembler import Gate, put_assembler
 from meshwright.worker._optimised import is_steady, optimised
 
 LAST = "module_0000.jit_step.after_optimizations_after_buffer_assignment.txt"
@@ -62,3 +66,24 @@ def test_a_program_that_may_be_refused_late_is_waited_for(tmp_path: Path) -> Non
 
     with pytest.raises(RuntimeError, match="Shared memory"):
         optimised(compile_program, lambda: True, may_fail)
+
+
+def test_the_assembler_waits_at_its_gate_until_that_is_opened(tmp_path: Path) -> None:
+    put_assembler(tmp_path)
+    gate, code = Gate(tmp_path), tmp_path / "code"
+    command = [str(tmp_path / "bin/ptxas"), "kernel.ptx", "-o", str(code)]
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, timeout=60)
+    assert "release" in version.stdout  # it does not wait to say so
+    with subprocess.Popen(command) as process:
+        waits = tmp_path / "bin/waits"
+        while not waits.exists():
+            time.sleep(0.01)
+        assert not gate.has_kept_waiting()
+        os.utime(waits, (0, 0))
+        assert gate.has_kept_waiting()
+        assert process.poll() is None
+        assert not code.exists()
+        gate.open()
+        assert process.wait(60) == 0
+    assert code.read_text() == "no machine code\n"
+    assert subprocess.run(command, timeout=60).returncode == 0  # the gate stays open

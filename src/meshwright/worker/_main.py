@@ -51,16 +51,12 @@ from ..compiler import (
     user_flags,
 )
 from ..errors import CompileError, InputError, MeshwrightError
+from ._assembler import Gate, put_assembler
 from ._optimised import is_steady, may_fail_late, optimised
 from ._reports import are_written, bytes_in, program_in, texts_in
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
-# It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
-# step's compilation. A weighing reads the optimised program, and never loads machine code (docs/adr/0010).
-NO_ASSEMBLER = """#!/bin/sh
-[ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.0' && exit
-while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; done
-"""
+TOOLKIT = "cuda"  # in a worker's folder
 ROLES = {
     "parameters": "parameters",
     "frozen": "frozen_parameters",
@@ -319,11 +315,21 @@ def _optimise(request: Request, work: Path, compile_program: Callable[[], Any]) 
         return optimised(compile_program, lambda: is_steady(dump))
     if user_flags():
         return compile_program()
-    return optimised(
-        compile_program,
-        lambda: are_written(dump),
-        lambda: may_fail_late(program_in(dump), request.platform),
-    )
+    gate = Gate(work / TOOLKIT) if request.platform == "cuda" else None
+
+    def are_complete() -> bool:
+        complete = are_written(dump)
+        if not complete and gate is not None and gate.has_kept_waiting():
+            gate.open()
+        return complete
+
+    def may_fail() -> bool:
+        may = may_fail_late(program_in(dump), request.platform)
+        if may and gate is not None:
+            gate.open()
+        return may
+
+    return optimised(compile_program, are_complete, may_fail)
 
 
 def _reported(request: Request, work: Path, texts: Mapping[str, str], analysis: Any) -> dict[str, Any]:
@@ -358,11 +364,8 @@ def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
     if request.platform != "tpu":
         outputs["xla_dump_hlo_as_proto"] = True  # the program as its executable prints it
     if request.platform == "cuda":
-        assembler = work / "cuda/bin/ptxas"
-        assembler.parent.mkdir(parents=True)
-        assembler.write_text(NO_ASSEMBLER)
-        assembler.chmod(0o700)
-        outputs["xla_gpu_cuda_data_dir"] = str(work / "cuda")  # where XLA looks first
+        put_assembler(work / TOOLKIT)
+        outputs["xla_gpu_cuda_data_dir"] = str(work / TOOLKIT)  # where XLA looks first
     if request.autotune_results:
         results = work / "autotune_results.txtpb"
         results.write_text(request.autotune_results)
