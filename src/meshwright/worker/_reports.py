@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from ..compiler import TEXTS
@@ -19,6 +20,7 @@ from ..compiler import TEXTS
 STEM = "after_optimizations"
 SUFFIXES = dict(zip(TEXTS, (".txt", "-buffer-assignment.txt", "-live-range.txt"), strict=True))
 MODULE_SUFFIX = ".hlo.pb"
+HLO = "jaxlib._hlo"  # where jaxlib 0.10 and 0.12 keep XLA's own printer of modules
 HOST_COLOR = 5  # of allocations in the host's memory, as XLA numbers memories of a GPU's program
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*)", re.MULTILINE)
 _MODULE_FIELD, _ASSIGNMENT_FIELD = 1, 3  # of XLA's HloProto
@@ -65,12 +67,10 @@ def program_in(dump: Path) -> str:
 
     A protocol buffer of a module does not say how many partitions it is for; the first line of the text does.
     """
-    from jaxlib import _hlo
-
     found = reports_in(dump)
     fields = dict(_fields(found[MODULE_SUFFIX].read_bytes()))
     assert _ASSIGNMENT_FIELD in fields, f"{found[MODULE_SUFFIX].name} ends before the buffer assignment"
-    module = _hlo.HloModule.from_serialized_hlo_module_proto(fields[_MODULE_FIELD])
+    module = import_module(HLO).HloModule.from_serialized_hlo_module_proto(fields[_MODULE_FIELD])
     with found[SUFFIXES[TEXTS[0]]].open() as text:
         header = text.readline()
     return header + module.to_string().partition("\n")[2]
