@@ -130,4 +130,4 @@ def test_a_kernel_that_takes_too_much_shared_memory_is_refused(forked_workers):
     options = triton.CompilerParams(num_warps=4, num_stages=2)
     kernel = pl.pallas_call(product, out_shape=matrix, compiler_params=options, name="large")
     with pytest.raises(CompileError, match="Shared memory size limit exceeded: requested 262144"):
-        mw.weigh(kernel, args=(matrix, matrix), on="1xH100")
+        mw.weigh(mw.jax_step(kernel, matrix, matrix), on="1xH100")
