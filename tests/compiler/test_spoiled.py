@@ -64,12 +64,12 @@ def test_what_is_in_the_place_of_a_childs_file_is_named_and_not_waited_for(spoil
 
 
 def run_a_script(monkeypatch, spoil: Callable[[Path], Any]) -> Any:
-    def wait(folder: Path, said: Path, seconds: float) -> int:
+    def start(module: str, folder: Path, *, said: Path) -> None:
         said.write_text("its last line\n")
         spoil(folder)
-        return 0
 
-    monkeypatch.setattr(_scripts, "_wait", wait)
+    monkeypatch.setattr(_scripts, "start", start)
+    monkeypatch.setattr(_scripts, "wait", lambda process, seconds: 0)
     how: dict[str, Any] = {
         "function": "",
         "platform": "cpu",

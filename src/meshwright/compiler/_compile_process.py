@@ -29,6 +29,7 @@ import psutil
 
 from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.files import last_lines, parsed_json
+from meshwright.sandbox import POLL_SECONDS, start
 from meshwright.subprocesses import (
     GRACE_SECONDS,
     IS_LINUX,
@@ -46,7 +47,6 @@ from ._record import Compiled, Declared, Request
 
 NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
-POLL_SECONDS = 0.05
 STDERR_LINES = 12
 MOST_LINES = 1000  # of a worker's output that are looked at
 QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
@@ -298,14 +298,7 @@ class _NewProcess:
     """A worker in a new Python process."""
 
     def __init__(self, work: Path, made: Path) -> None:
-        with open(work / STDERR_FILE, "wb") as stderr:
-            self._process = subprocess.Popen(
-                own_python("-m", MODULE, str(os.getpid()), str(work), str(made)),
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        self._process = start(MODULE, work, made, said=work / STDERR_FILE)
 
     def poll(self) -> int | None:
         return self._process.poll()
