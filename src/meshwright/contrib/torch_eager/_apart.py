@@ -1,7 +1,7 @@
 """Call a user's function that makes a module in a process of its own, which the function may end or crash.
 
 `python -m meshwright.contrib.torch_eager._apart PARENT_PID FOLDER` is that process for an account on a mesh;
-`torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases, and
+`torch_as_jax` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases, and
 FOLDER/answer.json last. torch is imported there alone.
 """
 
@@ -181,7 +181,7 @@ def serve(
 
 
 def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> dict[str, str]:
-    from ._account import parts_of_function, require_torch
+    from ._function import parts_of_function, require_torch
 
     on_phase("importing torch")
     require_torch()

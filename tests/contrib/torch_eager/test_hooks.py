@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from tests.contrib.torch_eager.steps import counted, weighed  # noqa: E402
 
 WIDTH, LAYERS, ROWS = 256, 4, 2
 LAYER_BYTES = WIDTH * WIDTH * 4
@@ -21,8 +21,7 @@ def layers():
 
 def weigh(plan=None, module=None, **how):
     made = layers() if module is None else module
-    inputs = (torch.zeros(ROWS, WIDTH),)
-    return mw.weigh(made, args=inputs, on=how.pop("on", "1xH100"), parallelize=plan, **how)
+    return weighed(made, torch.zeros(ROWS, WIDTH), parallelize=plan, **how)
 
 
 def in_the_backward_pass(module, mesh):
@@ -91,12 +90,8 @@ def test_lomo_keeps_no_state_and_no_gradients():
 
 def test_main_gradients_stay_in_their_own_format():
     module = layers().to(torch.bfloat16)
-    weighing = mw.weigh(
-        module,
-        args=(torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16),),
-        on="1xH100",
-        parallelize=main_gradients,
-    )
+    x = torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16)
+    weighing = weighed(module, x, parallelize=main_gradients)
     rank = rank_of(weighing)
     assert rank.parameters_bytes == LAYERS * LAYER_BYTES // 2
     assert rank.gradients_bytes == LAYERS * LAYER_BYTES  # fp32, all of them
@@ -121,7 +116,7 @@ def test_a_hook_of_the_module_itself_runs_on_the_copy():
     module = layers()
     lomo(module, None)
     assert rank_of(weigh(module=module)).gradients_bytes == 0
-    assert mw.account_torch(module, torch.zeros(ROWS, WIDTH)).memory.gradients_bytes == 0
+    assert counted(module, torch.zeros(ROWS, WIDTH)).rank.gradients_bytes == 0
     assert all(p.grad is None for p in module.parameters())
 
 

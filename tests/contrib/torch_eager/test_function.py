@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import meshwright as mw
+from meshwright.contrib.torch_eager import answer_apart, parts_of_function
 from meshwright.errors import InputError
-from meshwright.torch_account import account_function, answer_apart
+from tests.contrib.torch_eager.steps import Counted, counted
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MAKERS = """
 import torch
 from torch import nn
@@ -41,8 +43,12 @@ def without():
 def misspelt():
     return {"module": nn.Linear(4, 4), "optimiser": torch.optim.SGD}
 
+class Scaled(nn.Linear):
+    def forward(self, x, loss):
+        return super().forward(x) * loss
+
 def clash():
-    return {"module": nn.Linear(4, 4), "inputs": {"loss": torch.randn(2, 4)}}
+    return {"module": Scaled(4, 4), "inputs": {"x": torch.randn(2, 4), "loss": torch.randn(())}}
 
 def fails():
     return torch.zeros(3).item() + [][1]
@@ -55,26 +61,33 @@ def on_cuda():
 """
 
 
+def of_function(name: str, folder: Path) -> Counted:
+    """Call a function here as its own process would, and weigh what it returns."""
+    parts = parts_of_function(name, (str(folder),))
+    module, inputs, by_name = (parts.pop(part) for part in ("module", "inputs", "keyword_inputs"))
+    return counted(module, *inputs, **parts, **by_name)
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     (tmp_path / "makers_of_modules.py").write_text(MAKERS)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield lambda name: account_function(f"makers_of_modules:{name}", search_path=(str(tmp_path),))
+    yield lambda name: of_function(f"makers_of_modules:{name}", tmp_path)
     sys.modules.pop("makers_of_modules", None)
 
 
 @pytest.mark.parametrize("name", ["pair", "named", "single"])
 def test_a_function_returns_a_module_and_its_inputs_in_one_of_three_ways(made, name):
     account = made(name)
-    assert account.flops.forward == 2 * 2 * 4 * 4
-    assert bool(account.memory.optimizer_state_bytes) == (name == "named")
-    assert account.flops.by_format.keys() == {"bf16" if name == "named" else "fp32"}
+    assert account.forward == 2 * 2 * 4 * 4
+    assert bool(account.rank.optimizer_state_bytes) == (name == "named")
+    assert account.by_format.keys() == {"bf16" if name == "named" else "fp32"}
 
 
 def test_the_function_makes_shapes_alone(made):
-    assert made("narrowed").memory.by_format["parameters"].keys() == {"bf16"}
-    assert made("huge").memory.parameters_bytes > 4e12
+    assert made("narrowed").rank.bytes_by_format["parameters"].keys() == {"bf16"}
+    assert made("huge").rank.parameters_bytes > 4e12
 
 
 @pytest.mark.parametrize(
@@ -94,11 +107,6 @@ def test_the_function_makes_shapes_alone(made):
             "misspelt",
             "makers_of_modules:misspelt returned a part named 'optimiser'",
             "did you mean 'optimizer'?",
-        ),
-        (
-            "clash",
-            "makers_of_modules:clash: an input is named 'loss', which is also",
-            "give the inputs as a tup",
         ),
         (
             "lacks",
@@ -126,7 +134,7 @@ def test_a_function_that_fails_is_told_with_its_line(made):
 def test_a_name_without_a_function_is_told_how_to_write_one():
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with pytest.raises(InputError) as raised:
-        account_function("examples.torch_modules")
+        parts_of_function("examples.torch_modules", ())
     assert raised.value.message == "'examples.torch_modules' does not name a function"
     assert "examples.torch_modules:make" in raised.value.hint
 
@@ -134,7 +142,7 @@ def test_a_name_without_a_function_is_told_how_to_write_one():
 def test_without_pytorch_one_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InputError, match="PyTorch is not installed"):
-        account_function("examples.torch_modules:lenet")
+        parts_of_function("examples.torch_modules:lenet", ())
 
 
 @pytest.mark.parametrize(
@@ -150,10 +158,23 @@ def test_without_pytorch_one_sentence_says_how_to_get_it(monkeypatch):
 def test_the_examples_count_as_by_hand(name, parameters, forward, monkeypatch):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    account = account_function(f"examples.torch_modules:{name}", search_path=(str(ROOT),))
+    account = of_function(f"examples.torch_modules:{name}", ROOT)
     assert account.num_parameters == parameters
-    assert account.flops.forward == forward
+    assert account.forward == forward
     assert not account.unknown
+
+
+def test_a_function_is_called_by_its_name_in_a_process_of_its_own(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "makers_of_modules.py").write_text(MAKERS)
+    monkeypatch.chdir(tmp_path)
+    found = Counted(mw.weigh(mw.torch_step("makers_of_modules:clash"), on="1xCPU"))
+    assert (found.forward, found.num_parameters, found.rank.inputs_bytes) == (
+        2 * 2 * 4 * 4,
+        20,
+        2 * 4 * 4 + 4,
+    )
+    assert "makers_of_modules" not in sys.modules
 
 
 def test_a_device_that_is_not_there_is_told_in_words(made):
@@ -174,7 +195,7 @@ def test_a_function_that_never_ends_is_ended_in_words(tmp_path):
         InputError, match=r"waits:build was not done after 2 s \((importing|calling|starting)"
     ):
         answer_apart(
-            "meshwright.torch_program._apart",
+            "meshwright.contrib.torch_as_jax._apart",
             json.dumps(request).encode(),
             "waits:build",
             lambda phase: None,

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from meshwright.torch_account._step import _count_modules, _with_outer  # noqa: E402
-from meshwright.torch_account._watch import ModuleStack  # noqa: E402
+from meshwright.contrib.torch_eager._watch import ModuleStack  # noqa: E402
+from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 
 class Notes(nn.Module):
@@ -80,25 +78,28 @@ def test_no_hook_stays():
     assert not _has_any_global_hook()
 
 
-class Module:
-    def parameters(self):
-        return ()
+def test_a_module_holds_what_its_children_cost_and_not_what_ran_outside():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.ab, self.plain = nn.ModuleDict({"b": nn.Linear(4, 4)}), nn.Linear(4, 4), nn.ReLU()
+            self.matrix = nn.Parameter(torch.zeros(4, 4))
 
+        def forward(self, x):
+            return self.plain(self.ab(self.a["b"](x)) @ self.matrix)
 
-def test_a_path_lies_in_all_that_are_around_it():
-    assert _with_outer("a.b.c") == ["", "a", "a.b", "a.b.c"]
-    assert _with_outer("") == [""]
-    assert _with_outer(None) == []
-
-
-def test_modules_hold_what_their_children_cost_and_not_what_ran_outside():
-    modules = {"": Module(), "a": Module(), "a.b": Module(), "ab": Module()}
-    flops = Counter(
-        {("forward", "a.b"): 1, ("forward", "ab"): 10, ("backward", "a"): 100, ("recomputed", "a.b"): 1000,
-         ("forward", None): 5}
-    )  # fmt: skip
-    rows = {row.path: row for row in _count_modules(modules, flops, Counter({"a.b": 7, None: 3}))}
-    assert [rows[path].forward_flops for path in modules] == [11, 1, 1, 10]
-    assert [rows[path].backward_flops for path in modules] == [1100, 1100, 1000, 0]
-    assert [rows[path].recomputed_flops for path in modules] == [1000, 1000, 1000, 0]
-    assert [rows[path].saved_activation_bytes for path in modules] == [7, 7, 7, 0]
+    weight = torch.zeros(4, 4)
+    found = counted(Outer(), torch.zeros(2, 4), loss=lambda output: (output @ weight).sum())
+    product = 2 * 2 * 4 * 4
+    forward = {scope: each.flops_by_phase["forward"] for scope, each in found.modules.items()}
+    assert forward == {"": 3 * product, "a": product, "a/b": product, "ab": product, "plain": 0}
+    backward = {scope: each.flops_by_phase["backward"] for scope, each in found.modules.items()}
+    assert backward == {"": 5 * product, "a": product, "a/b": product, "ab": 2 * product, "plain": 0}
+    assert found.forward == 4 * product  # with that of the loss
+    saved = {scope: each.saved_activation_bytes for scope, each in found.modules.items()}
+    assert (
+        saved[""]
+        == found.rank.saved_activation_bytes
+        == sum(saved[each] for each in ("a", "ab", "plain")) + 32
+    )
+    assert {each.kind for each in found.modules.values()} == {"Outer", "ModuleDict", "Linear", "ReLU"}

@@ -8,14 +8,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
+from tests.contrib.torch_eager.steps import weighed  # noqa: E402
 
 MIB = 1024 * 1024
 X = torch.zeros(16, 64)
 
 
 def workspaces(module, *inputs, on="1xH100", **how):
-    memory = mw.weigh(module, args=inputs or (X,), on=on, **how).ledger.memory
+    memory = weighed(module, *(inputs or (X,)), on=on, **how).ledger.memory
     assert "cuBLAS workspace" not in memory.allowance  # it would count twice
     assert sum(memory.by_category.values()) == memory.reserved_bytes
     return memory.by_category.get("workspaces", 0)
@@ -62,11 +62,7 @@ def test_products_of_the_optimizer_share_that_of_the_forward_pass():
 
 def test_they_are_there_from_the_start_of_a_step_and_in_the_peak():
     layer = nn.Linear(64, 64)
-    weighing, on_cpu = (mw.weigh(layer, args=(X,), on=on) for on in ("1xH100", "1xCPU"))
+    weighing, on_cpu = (weighed(layer, X, on=on) for on in ("1xH100", "1xCPU"))
     assert set(weighing.ledger.memory.timeline.by_category["workspaces"]) == {64 * MIB}
     assert weighing.account.ranks[0].peak_bytes == on_cpu.account.ranks[0].peak_bytes + 64 * MIB
     assert weighing.ledger.memory.reserved_bytes >= 64 * MIB
-
-
-def test_an_account_of_the_modules_own_device_has_none():
-    assert "workspaces" not in mw.account_torch(nn.Linear(64, 64), X).memory.at_peak

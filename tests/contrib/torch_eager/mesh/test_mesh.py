@@ -10,6 +10,7 @@ from torch.distributed.tensor import Replicate  # noqa: E402
 
 import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from tests.contrib.torch_eager.steps import counted, weighed  # noqa: E402
 
 
 class Stack(torch.nn.Module):
@@ -29,7 +30,7 @@ class Stack(torch.nn.Module):
 
 def weigh(module=None, *inputs, on="4xH100", **how):
     made = Stack() if module is None else module
-    return mw.weigh(made, args=inputs or (torch.zeros(8, 64),), on=on, **how)
+    return weighed(made, *(inputs or (torch.zeros(8, 64),)), on=on, **how)
 
 
 def messages(weighing):
@@ -169,7 +170,6 @@ def test_a_module_compiled_by_torch_is_weighed_by_its_original_and_has_no_time()
         assert (plain.prediction is None, weighing.prediction is None) == (False, True)
         assert "parts are compiled by torch.compile" in weighing.account.no_prediction
         assert any("compiles counts as it was written" in words for words in weighing.ledger.assumptions)
-    assert mw.account_torch(torch.compile(Stack()), torch.zeros(8, 64)).name == "Stack"
 
 
 class CompiledDescent(torch.optim.Optimizer):
@@ -350,7 +350,11 @@ def fails(module, mesh):
             "give an optimizer that takes sharded parameters",
         ),
         ({"on": "v5p-8"}, "a PyTorch module is weighed as PyTorch runs it on GPUs, and v5p is a", "name a"),
-        ({"tokens": "1B"}, "Stack is not a configuration, and the number of tokens", "tell it: "),
+        (
+            {"run": mw.RunLength(tokens="1B")},
+            "Stack is not a configuration, and the number of tokens",
+            "tell it: ",
+        ),
         ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides out"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -360,21 +364,6 @@ def test_what_cannot_be_spread_is_said(how, message, hint):
         weigh(**how)
     assert raised.value.message.startswith(message)
     assert raised.value.hint.startswith(hint)
-
-
-@pytest.mark.parametrize("on", [None, "4xH100"])
-@pytest.mark.parametrize(
-    ("args", "kind", "hint"),
-    [
-        ({"x": torch.zeros(8, 64)}, "dict", "give inputs by name as kwargs="),
-        (torch.zeros(8, 64), "Tensor", "write args=(x,)"),
-    ],
-    ids=["by name", "one tensor"],
-)
-def test_inputs_that_are_no_tuple_are_told_how_to_be_given(args, kind, hint, on):
-    with pytest.raises(InputError, match=f"args is a {kind}, not a tuple of inputs") as raised:
-        mw.weigh(Stack(), args=args, on=on)  # pyright: ignore
-    assert raised.value.hint == hint
 
 
 def test_a_parameter_without_rows_is_told_by_name():
@@ -421,12 +410,6 @@ def test_the_allocator_reserves_beside_the_optimizers_state_what_a_later_step_ne
     assert rank.reserved_bytes >= rank.peak_bytes
 
 
-def test_a_mesh_without_a_fleet_is_refused():
-    with pytest.raises(InputError, match="accounted on one device, takes no layout") as raised:
-        mw.weigh(Stack(), args=(torch.zeros(8, 64),), layout="fsdp=2")  # pyright: ignore
-    assert raised.value.hint == "name a fleet: on='8xH100'"
-
-
 def test_a_process_that_is_a_rank_already_is_told_to_name_a_function(monkeypatch):
     import torch.distributed as dist
 
@@ -437,7 +420,7 @@ def test_a_process_that_is_a_rank_already_is_told_to_name_a_function(monkeypatch
 
 
 def test_a_module_that_is_spread_already_is_told_to_give_what_spreads_it():
-    from meshwright.torch_account._mesh import fake_world
+    from meshwright.contrib.torch_eager._mesh import fake_world
 
     module = Stack()
     with fake_world((("fsdp", 4),), 0) as mesh:
@@ -445,7 +428,7 @@ def test_a_module_that_is_spread_already_is_told_to_give_what_spreads_it():
 
         fully_shard(module, mesh=mesh)
         with pytest.raises(InputError, match="FSDPStack are spread over a mesh already") as raised:
-            mw.account_torch(module, torch.zeros(8, 64))
+            counted(module, torch.zeros(8, 64))
     assert raised.value.hint.endswith("the function that spreads it as parallelize")
 
 
@@ -459,7 +442,7 @@ def test_nothing_is_left_of_the_ranks():
 
 
 def test_it_prints_as_other_weighings_do_and_comes_as_json_and_as_a_page(tmp_path):
-    weighing = weigh(optimizer=torch.optim.AdamW, tokens_per_step="2K")
+    weighing = weigh(optimizer=torch.optim.AdamW, run=mw.RunLength(tokens_per_step="2K"))
     text = str(weighing)
     assert text.startswith("Stack on 4xH100, layout fsdp=4, 12.3K parameters, 2,000 tokens per step\nFITS: ")
     fields = weighing.to_dict()

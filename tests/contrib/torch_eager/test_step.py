@@ -19,8 +19,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 
 def mean_square(output):
@@ -117,32 +117,33 @@ MORE += [(perceptron, ADAMW), (encoder, ADAMW), (stateful, ADAMW)]
 )
 def test_every_byte_is_that_of_a_real_step(make, optimizer):
     module, *inputs = make()
-    found = mw.account_torch(module, *inputs, optimizer=optimizer, loss=mean_square).memory
+    found = counted(module, *inputs, optimizer=optimizer, loss=mean_square).weighing
+    (rank,), memory = found.account.ranks, found.ledger.memory
     real = real_step(module, inputs, optimizer(module.parameters()), mean_square, None)
-    ours = found.saved_activation_bytes, found.gradients_bytes, found.optimizer_state_bytes, found.peak_bytes
-    assert ours[:3] == real[:3]
-    assert ours[3] == pytest.approx(real[3], rel=0.01)  # a kernel may take a little for itself
-    assert sum(found.at_peak.values()) == found.peak_bytes
-    assert found.temporary_peak_bytes == found.at_peak["temporaries"]
+    assert (rank.saved_activation_bytes, rank.gradients_bytes, rank.optimizer_state_bytes) == real[:3]
+    assert rank.peak_bytes == pytest.approx(real[3], rel=0.01)  # a kernel may take a little for itself
+    assert rank.peak_phase in ("forward", "backward", "optimizer")
+    assert rank.peak_bytes == memory.peak_bytes == sum(memory.by_category.values())
+    assert rank.hand_sum_bytes == rank.parameters_bytes + sum(real[:3])
 
 
 def test_autocast_keeps_copies_of_weights_as_a_real_step_does():
     module, x = perceptron()
-    found = mw.account_torch(module, x, loss=mean_square, autocast=torch.bfloat16)
+    found = counted(module, x, loss=mean_square, autocast=torch.bfloat16)
     real = real_step(module, (x,), torch.optim.SGD(module.parameters()), mean_square, torch.bfloat16)
-    assert found.memory.saved_activation_bytes == real[0]
-    assert found.memory.by_format["saved activations"].keys() == {"bf16", "fp32"}
-    assert found.flops.by_format.keys() == {"bf16"}
-    assert "Copies of weights that autocast makes are among the saved activations." in found.conventions
+    assert found.rank.saved_activation_bytes == real[0]
+    assert found.rank.bytes_by_format["saved_activations"].keys() == {"bf16", "fp32"}
+    assert found.by_format.keys() == {"bf16"}
+    assert "Copies of weights that autocast makes are among the saved activations" in found.assumptions
 
 
 def test_an_lstm_keeps_what_pytorchs_own_form_keeps():
     module, x = nn.LSTM(16, 32, 2, bidirectional=True, batch_first=True), torch.randn(4, 8, 16)
-    found = mw.account_torch(module, x, loss=mean_square)
+    found = counted(module, x, loss=mean_square)
     with _no_onednn():
         real = real_step(module, (x,), torch.optim.SGD(module.parameters()), mean_square, None)
-    assert found.memory.saved_activation_bytes == real[0]
-    assert any(words.startswith("LSTM") for words in found.conventions)
+    assert found.rank.saved_activation_bytes == real[0]
+    assert any(words.startswith("LSTM") for words in found.assumptions)
 
 
 @contextlib.contextmanager
@@ -170,19 +171,15 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize(("reentrant", "again"), [(False, 2048), (True, 4096)])
 def test_a_checkpointed_block_is_recomputed_in_the_backward_pass(reentrant, again):
     x = torch.randn(4, 8)
-    plain = mw.account_torch(Checkpointed(None), x, loss=mean_square)
-    found = mw.account_torch(Checkpointed(reentrant), x, loss=mean_square)
+    plain = counted(Checkpointed(None), x, loss=mean_square)
+    found = counted(Checkpointed(reentrant), x, loss=mean_square)
     # Without reentering, PyTorch stops when it has what it saved: the second layer's product is not needed.
-    assert found.flops.recomputed == again
-    assert found.flops.backward == plain.flops.backward + again
-    assert (found.flops.forward, found.flops.model) == (plain.flops.forward, plain.flops.model)
-    inside = {m.path: m for m in found.by_module}["inside"]
-    assert (inside.forward_flops, inside.recomputed_flops, inside.backward_flops) == (
-        4096,
-        again,
-        8192 + again,
-    )
-    assert found.memory.saved_activation_bytes < plain.memory.saved_activation_bytes
+    assert found.recomputed == again
+    assert found.backward == plain.backward + again
+    assert (found.forward, found.model) == (plain.forward, plain.model)
+    inside = found.modules["inside"]
+    assert inside.flops_by_phase == {"forward": 4096, "recomputed": again, "backward": 8192}
+    assert found.rank.saved_activation_bytes < plain.rank.saved_activation_bytes
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -197,10 +194,10 @@ def test_a_checkpointed_function_belongs_to_the_module_that_called_it(reentrant)
                 lambda y: (y @ self.weight).relu() @ self.weight, x @ self.weight, use_reentrant=reentrant
             )
 
-    found = mw.account_torch(nn.Sequential(Outer(), nn.Linear(8, 1)), torch.randn(4, 8))
-    outer = {m.path: m for m in found.by_module}["0"]
-    assert outer.recomputed_flops == found.flops.recomputed > 0
-    assert outer.backward_flops == 512 + 2 * 1024 + outer.recomputed_flops
+    found = counted(nn.Sequential(Outer(), nn.Linear(8, 1)), torch.randn(4, 8))
+    outer = found.modules["0"].flops_by_phase
+    assert outer["recomputed"] == found.recomputed > 0
+    assert outer["backward"] == 512 + 2 * 1024
 
 
 @pytest.mark.parametrize(("keeps", "kept_bytes"), [(True, 4 * 8 * (256 + 64)), (False, 0)])
@@ -224,66 +221,68 @@ def test_what_selective_checkpointing_keeps_is_saved(keeps, kept_bytes):
                 context_fn=lambda: create_selective_checkpoint_contexts(policy),
             )
 
-    account = mw.account_torch(Selects(), torch.zeros(8, 64))
-    assert account.memory.saved_activation_bytes == kept_bytes
-    assert account.flops.recomputed == (0 if keeps else 2 * 8 * 64 * 256)  # the last product is not repeated
+    account = counted(Selects(), torch.zeros(8, 64))
+    assert account.rank.saved_activation_bytes == kept_bytes
+    assert account.recomputed == (0 if keeps else 2 * 8 * 64 * 256)  # the last product is not repeated
 
 
 def test_backward_work_belongs_to_the_module_whose_forward_made_it():
     module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)))
+    found = counted(module, torch.randn(4, 8))
     rows = {
-        m.path: (m.forward_flops, m.backward_flops)
-        for m in mw.account_torch(module, torch.randn(4, 8)).by_module
+        scope: (each.flops_by_phase["forward"], each.flops_by_phase["backward"])
+        for scope, each in found.modules.items()
     }
     assert rows == {
         "": (4608, 8704), "0": (512, 512), "1": (4096, 8192),
-        "1.0": (2048, 4096), "1.1": (0, 0), "1.2": (2048, 4096),
+        "1/0": (2048, 4096), "1/1": (0, 0), "1/2": (2048, 4096),
     }  # fmt: skip
+    assert found.weighing.ledger.flops.by_module == {"0": 1024, "1/0": 6144, "1/2": 6144}
 
 
 def test_frozen_and_tied_parameters_and_buffers():
     module, tokens = stateful()
-    tied = mw.account_torch(module, tokens, optimizer=torch.optim.AdamW)
+    tied = counted(module, tokens, optimizer=torch.optim.AdamW)
     assert tied.num_parameters == sum(p.numel() for p in module.parameters())
     module.cell.requires_grad_(False)
-    found = mw.account_torch(module, tokens, optimizer=torch.optim.AdamW).memory
+    found = counted(module, tokens, optimizer=torch.optim.AdamW).rank
     assert found.gradients_bytes == module.embed.weight.nbytes
     assert found.optimizer_state_bytes == 2 * module.embed.weight.nbytes + 4
     norm = nn.BatchNorm1d(8)
-    assert mw.account_torch(norm, torch.randn(4, 8)).memory.buffers_bytes == 2 * 8 * 4 + 8
+    assert counted(norm, torch.randn(4, 8)).rank.buffers_bytes == 2 * 8 * 4 + 8
 
 
 def test_without_gradients_there_is_no_backward_pass():
     layer, x = nn.Linear(8, 8), torch.randn(4, 8)
     with torch.no_grad():
-        found = mw.account_torch(layer, x)
-    assert (found.flops.forward, found.flops.backward) == (512, 0)
-    assert (found.memory.saved_activation_bytes, found.memory.gradients_bytes) == (0, 0)
-    assert "Nothing requires a gradient: there is no backward pass." in found.conventions
+        found = counted(layer, x)
+    assert (found.forward, found.backward) == (512, 0)
+    assert (found.rank.saved_activation_bytes, found.rank.gradients_bytes) == (0, 0)
+    assert "Nothing requires a gradient: there is no backward pass" in found.assumptions
     with torch.inference_mode():
-        assert mw.account_torch(layer, x).flops.forward == 512
+        assert counted(layer, x).forward == 512
 
 
 def test_inputs_that_ask_for_a_gradient_get_one():
-    found = mw.account_torch(nn.ReLU(), torch.randn(4, 8, requires_grad=True))
-    assert found.memory.gradients_bytes == 4 * 8 * 4
+    found = counted(nn.ReLU(), torch.randn(4, 8, requires_grad=True))
+    assert found.rank.gradients_bytes == 4 * 8 * 4
 
 
 def test_sparse_gradients_hold_the_rows_that_were_looked_up():
     module, tokens = nn.Embedding(1000, 4, sparse=True), torch.tensor([3, 5, 3])
-    found = mw.account_torch(module, tokens, optimizer=torch.optim.SGD, loss=mean_square).memory
+    found = counted(module, tokens, optimizer=torch.optim.SGD, loss=mean_square).rank
     mean_square(module(tokens)).backward()
     gradient = module.weight.grad
     assert gradient._indices().untyped_storage().data_ptr() == tokens.untyped_storage().data_ptr()
     assert found.gradients_bytes == gradient._values().untyped_storage().nbytes() == 3 * 4 * 4
-    assert mw.account_torch(nn.EmbeddingBag(10, 4), torch.tensor([[1, 2]])).memory.gradients_bytes == 160
+    assert counted(nn.EmbeddingBag(10, 4), torch.tensor([[1, 2]])).rank.gradients_bytes == 160
 
 
 def test_the_loss_is_given_or_the_outputs_own_or_the_sum():
     x = torch.randn(4, 8)
-    assert any("No loss was given" in words for words in mw.account_torch(nn.Linear(8, 8), x).conventions)
-    given = mw.account_torch(nn.Linear(8, 8), x, loss=lambda output: F.mse_loss(output, torch.zeros(4, 8)))
-    assert not any("loss" in words for words in given.conventions)
+    assert any("No loss was given" in words for words in counted(nn.Linear(8, 8), x).assumptions)
+    given = counted(nn.Linear(8, 8), x, loss=lambda output: F.mse_loss(output, torch.zeros(4, 8)))
+    assert not any("loss" in words for words in given.assumptions)
 
     class Own(nn.Linear):
         def forward(self, x):
@@ -291,28 +290,27 @@ def test_the_loss_is_given_or_the_outputs_own_or_the_sum():
 
             return SimpleNamespace(loss=super().forward(x).mean())
 
-    assert any("own `loss`" in words for words in mw.account_torch(Own(8, 8), x).conventions)
+    assert any("own `loss`" in words for words in counted(Own(8, 8), x).assumptions)
 
 
 def test_a_tensor_that_a_closure_holds_is_an_input():
     target = torch.zeros(4, 8)
-    found = mw.account_torch(
-        nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: F.mse_loss(output, target)
-    )
-    assert found.memory.inputs_bytes == 2 * target.nbytes
+    found = counted(nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: F.mse_loss(output, target))
+    assert found.rank.inputs_bytes == 2 * target.nbytes
     labels = torch.zeros(2, 2, dtype=torch.long)
-    found = mw.account_torch(
+    found = counted(
         nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: F.cross_entropy(output, labels.view(-1))
     )
-    assert found.memory.inputs_bytes == target.nbytes + labels.nbytes
-    assert "int64" not in found.memory.by_format["saved activations"]
+    assert found.rank.inputs_bytes == target.nbytes + labels.nbytes
+    assert "int64" not in found.rank.bytes_by_format["saved_activations"]
 
 
 def test_an_optimizer_that_multiplies_matrices_has_flops():
-    found = mw.account_torch(nn.Linear(8, 8, bias=False), torch.randn(4, 8), optimizer=torch.optim.Muon)
+    found = counted(nn.Linear(8, 8, bias=False), torch.randn(4, 8), optimizer=torch.optim.Muon)
     # Five rounds of three products of 8 x 8 matrices.
-    assert found.flops.optimizer == 5 * 3 * 2 * 8**3
-    assert found.flops.total == found.flops.forward + found.flops.backward + found.flops.optimizer
+    optimizer = found.rank.flops_by_phase["optimizer"]
+    assert optimizer == 5 * 3 * 2 * 8**3
+    assert found.weighing.ledger.flops.executed == found.forward + found.backward + optimizer
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ def test_an_optimizer_that_multiplies_matrices_has_flops():
 def test_optimizers_keep_the_state_that_they_keep_really(kind):
     module, x = nn.Linear(8, 8), torch.randn(4, 8)
     made = getattr(torch.optim, kind)(module.parameters())
-    found = mw.account_torch(module, x, optimizer=getattr(torch.optim, kind)).memory.optimizer_state_bytes
+    found = counted(module, x, optimizer=getattr(torch.optim, kind)).rank.optimizer_state_bytes
     module(x).sum().backward()
     made.step()
     assert found == storage_bytes([t for s in made.state.values() for t in s.values() if torch.is_tensor(t)])
@@ -336,7 +334,7 @@ def test_nothing_of_the_user_changes():
     before = copy.deepcopy(module.state_dict())
     gradient = module.linear1.weight.grad
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    mw.account_torch(module, x, optimizer=torch.optim.AdamW)
+    counted(module, x, optimizer=torch.optim.AdamW)
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert module.linear1.weight.grad is gradient
@@ -348,8 +346,10 @@ def test_nothing_of_the_user_changes():
 def test_a_module_on_the_meta_device_costs_what_the_real_one_does():
     real, x = encoder()
     meta = copy.deepcopy(real).to("meta")
-    of_real, of_meta = mw.account_torch(real, x), mw.account_torch(meta, x.to("meta"))
-    assert of_meta == of_real
+    of_real, of_meta = counted(real, x), counted(meta, x.to("meta"))
+    assert of_meta.rank == of_real.rank
+    assert of_meta.modules == of_real.modules
+    assert of_meta.weighing.ledger == of_real.weighing.ledger
 
 
 @pytest.mark.parametrize(
@@ -361,21 +361,21 @@ def test_a_module_on_the_meta_device_costs_what_the_real_one_does():
 )
 def test_a_loss_is_one_number(loss, words):
     with pytest.raises(InputError) as raised:
-        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), loss=loss)
+        counted(nn.Linear(8, 8), torch.randn(4, 8), loss=loss)
     assert raised.value.message == words
     assert raised.value.hint == "end it in .mean() or .sum()"
 
 
 def test_an_optimizers_function_returns_an_optimizer():
     with pytest.raises(InputError, match="the optimizer's function returned a list"):
-        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), optimizer=lambda parameters: parameters)
+        counted(nn.Linear(8, 8), torch.randn(4, 8), optimizer=lambda parameters: parameters)
 
 
 def test_an_optimizer_that_wants_a_closure_is_told_that_there_is_none():
     with pytest.raises(
         InputError, match=r"the optimizer failed inside PyTorch: TypeError.*closure"
     ) as raised:
-        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), optimizer=torch.optim.LBFGS)
+        counted(nn.Linear(8, 8), torch.randn(4, 8), optimizer=torch.optim.LBFGS)
     assert raised.value.hint == "the account calls its step() without a closure"
 
 
@@ -385,7 +385,7 @@ def test_an_optimizer_that_wants_a_closure_is_told_that_there_is_none():
 def test_the_peak_is_that_of_a_gpus_allocator(make):
     module, *inputs = make()
     module, inputs = module.cuda(), [x.repeat(32, *[1] * (x.dim() - 1)).cuda() for x in inputs]
-    found = mw.account_torch(module, *inputs, optimizer=torch.optim.AdamW, loss=mean_square).memory
+    found = counted(module, *inputs, optimizer=torch.optim.AdamW, loss=mean_square).memory
     optimizer = torch.optim.AdamW(module.parameters())
     square = torch.ones(8, 8, device="cuda", requires_grad=True)
     (square @ square).sum().backward()  # cuBLAS takes its workspaces, which such an account leaves out

@@ -6,15 +6,15 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
+from meshwright.contrib.torch_eager import _watch  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
-from meshwright.torch_account import _watch  # noqa: E402
+from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 
 def test_a_tensor_from_outside_that_asks_for_a_gradient_is_refused():
     outside = torch.zeros(8, requires_grad=True)
     with pytest.raises(InputError) as raised:
-        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: (output + outside).sum())
+        counted(nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: (output + outside).sum())
     assert "from outside the module that requires a gradient, fp32[8]" in raised.value.message
     assert raised.value.hint == "make it a parameter of the module, and let no closure hold the module"
 
@@ -30,7 +30,7 @@ def test_a_closure_that_holds_the_users_module_is_refused():
             return self.call(x)
 
     with pytest.raises(InputError, match="requires a gradient"):
-        mw.account_torch(Held(), torch.randn(4, 8))
+        counted(Held(), torch.randn(4, 8))
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
@@ -39,7 +39,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
 
     monkeypatch.setattr(_watch, "flops_of", wrong)
     with pytest.raises(ZeroDivisionError, match="ours"):
-        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8))
+        counted(nn.Linear(8, 8), torch.randn(4, 8))
 
 
 def test_operations_of_others_are_unknown():
@@ -52,7 +52,7 @@ def test_operations_of_others_are_unknown():
                 return torch.ops.meshwright_test.twice(x)
 
         with torch.no_grad():
-            found = mw.account_torch(Twice(), torch.randn(4, 8))
+            found = counted(Twice(), torch.randn(4, 8))
     assert found.unknown == {"meshwright_test.twice(fp32[4, 8])": 1}
 
 
@@ -61,4 +61,4 @@ def test_constants_made_on_the_way_are_no_inputs():
         def forward(self, x):
             return x * torch.tensor([1.0, 2.0])
 
-    assert mw.account_torch(Scaled(), torch.randn(4, 2)).memory.inputs_bytes == 32
+    assert counted(Scaled(), torch.randn(4, 2)).rank.inputs_bytes == 32

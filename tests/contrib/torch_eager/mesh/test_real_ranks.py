@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import meshwright as mw
+from tests.contrib.torch_eager.steps import weighed
 
 HERE = Path(__file__).parent
 MODELS = ("perceptrons", "decoder", "tied", "patches", "convolutions", "mixed")
@@ -90,9 +90,7 @@ def test_bytes_and_messages_are_those_of_real_ranks(model, plan, num_ranks, case
     layout = cases.PLANS[plan][1][num_ranks]
     with torch.device("meta"):
         made = cases.make(model, plan)
-    weighing = mw.weigh(
-        made.pop("module"), args=made.pop("inputs"), on=f"{num_ranks}xCPU", layout=layout, **made
-    )
+    weighing = weighed(made.pop("module"), *made.pop("inputs"), on=f"{num_ranks}xCPU", layout=layout, **made)
     real = real_ranks(model, plan, layout, num_ranks, tmp_path)
     calls, sizes = Counter(), Counter()
     for message in weighing.account.messages:

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
+from tests.contrib.torch_eager.steps import weighed  # noqa: E402
 
 ROWS, WIDTH, VOCABULARY = 1024, 128, 8192
 LOGITS = ROWS * VOCABULARY  # elements
@@ -55,7 +55,7 @@ def inputs():
 
 def weigh(module, on="1xH100", **how):
     how.setdefault("optimizer", torch.optim.AdamW)
-    return mw.weigh(module, args=how.pop("args", None) or inputs(), on=on, **how)
+    return weighed(module, *(how.pop("args", None) or inputs()), on=on, **how)
 
 
 def made(**how):

@@ -9,13 +9,10 @@ from torch import nn  # noqa: E402
 import meshwright as mw  # noqa: E402
 from meshwright.hardware import Fleet  # noqa: E402
 from meshwright.predict import collective_seconds, machine_of  # noqa: E402
+from tests.contrib.torch_eager.steps import weighed  # noqa: E402
 
 WIDTH, ROWS = 4096, 8192
 BF16 = torch.bfloat16
-
-
-def weighed(module, *inputs, on="1xH100", **options):
-    return mw.weigh(module, args=inputs, on=on, **options)
 
 
 def exposed(prediction) -> dict[str, float]:
@@ -163,7 +160,7 @@ def test_where_no_time_is_known_it_says_why(on, plan, words):
 
 
 def test_the_time_is_in_text_json_and_page(tmp_path):
-    weighing = weighed(square(8), rows(), on="8xH100", tokens_per_step=8 * ROWS)
+    weighing = weighed(square(8), rows(), on="8xH100", run=mw.RunLength(tokens_per_step=8 * ROWS))
     assert "tokens/s per device, MFU" in str(weighing)
     fields = weighing.to_dict()["prediction"]
     assert fields["step_seconds"]["expected"] == weighing.prediction.step_seconds.expected
@@ -180,8 +177,8 @@ def test_the_classes_of_streams_are_pytorchs_own_afterwards():
 
 
 def test_a_run_has_hours_and_a_price_if_its_tokens_are_told():
-    options = {"on": "8xH100", "tokens_per_step": 8 * ROWS, "tokens": 800 * ROWS, "price_per_device_hour": 2}
-    weighing = weighed(square(2), rows(), **options)
+    run = mw.RunLength(tokens_per_step=8 * ROWS, tokens=800 * ROWS, price_per_device_hour=2)
+    weighing = weighed(square(2), rows(), on="8xH100", run=run)
     seconds = 100 * weighing.prediction.step_seconds.expected
     total = weighing.run_total
     assert total.seconds.expected == pytest.approx(seconds)
@@ -190,7 +187,7 @@ def test_a_run_has_hours_and_a_price_if_its_tokens_are_told():
     assert "COST: " in str(weighing)
     assert weighing.to_dict()["run_total"]["steps"] == 100
     with pytest.raises(mw.InputError, match="tokens in its step is not known"):
-        weighed(square(2), rows(), on="8xH100", tokens="1B")
+        weighed(square(2), rows(), on="8xH100", run=mw.RunLength(tokens="1B"))
 
 
 def test_rows_that_begin_at_odd_numbers_slow_products_on_hopper():

@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from tests.contrib.torch_eager import steps  # noqa: E402
 
 ROWS, WIDTH = 32, 64
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -36,7 +36,7 @@ class Runs(nn.Module):
 
 def weighed(function, *inputs, on="1xH100", autocast=BF16, **how):
     inputs = inputs or (torch.zeros(ROWS, WIDTH),)
-    return mw.weigh(Runs(function), args=inputs, on=on, autocast=autocast, **how)
+    return steps.weighed(Runs(function), *inputs, on=on, autocast=autocast, **how)
 
 
 def saved(function, *inputs, **how):
@@ -249,7 +249,7 @@ def test_a_step_on_a_cpu_behaves_afterwards_as_before(fails):
 
 
 def test_the_lists_are_those_of_this_pytorch():
-    from meshwright.torch_account._autocast import APPENDED, LOWER, WIDEST, WITH_FORMAT
+    from meshwright.contrib.torch_eager._autocast import APPENDED, LOWER, WIDEST, WITH_FORMAT
 
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     if not header.exists():

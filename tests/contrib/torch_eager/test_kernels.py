@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
+from tests.contrib.torch_eager.steps import weighed  # noqa: E402
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 8, 256, 64
 
@@ -29,10 +29,6 @@ class Attends(nn.Module):
 def arrays(dtype, key_heads=HEADS):
     shapes = [(BATCH, heads, LENGTH, WIDTH) for heads in (HEADS, key_heads, key_heads)]
     return [torch.zeros(shape, dtype=dtype, device="meta", requires_grad=True) for shape in shapes]
-
-
-def weighed(module, *inputs, on="1xH100"):
-    return mw.weigh(module, args=inputs, on=on)
 
 
 def products_of(weighing):
@@ -101,7 +97,7 @@ def test_optimizers_update_all_parameters_in_one_call_on_a_gpu():
 
     def temporaries(on):
         x = torch.zeros(1, 256)
-        weighing = mw.weigh(module, args=(x,), on=on, optimizer=torch.optim.AdamW)
+        weighing = weighed(module, x, on=on, optimizer=torch.optim.AdamW)
         return max(weighing.ledger.memory.timeline.by_category["optimizer_temporaries"])
 
     assert temporaries("1xCPU") <= 3 * matrix  # one matrix after the other
@@ -111,8 +107,8 @@ def test_optimizers_update_all_parameters_in_one_call_on_a_gpu():
 def test_an_optimizer_may_be_capturable_by_cuda_graphs_on_a_gpu():
     layer, x = nn.Linear(64, 64), torch.zeros(4, 64)
     capturable = functools.partial(torch.optim.AdamW, capturable=True)
-    found = mw.weigh(layer, args=(x,), on="1xH100", optimizer=capturable)
-    plain = mw.weigh(layer, args=(x,), on="1xH100", optimizer=torch.optim.AdamW)
+    found = weighed(layer, x, optimizer=capturable)
+    plain = weighed(layer, x, optimizer=torch.optim.AdamW)
     assert found.account.ranks[0].optimizer_state_bytes == plain.account.ranks[0].optimizer_state_bytes
 
 
@@ -134,5 +130,5 @@ def test_the_kernels_of_bitsandbytes_optimizers_have_no_products_and_its_product
                 torch.ops.bitsandbytes.gemm_test(parameter)
 
     layer = nn.Linear(64, 64, bias=False)
-    found = mw.weigh(layer, args=(torch.zeros(4, 64),), on="1xH100", optimizer=Optimizer)
+    found = weighed(layer, torch.zeros(4, 64), optimizer=Optimizer)
     assert found.ledger.unpriced == ("bitsandbytes.gemm_test(fp32[64, 64]), 1 times",)

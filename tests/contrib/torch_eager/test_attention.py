@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.torch_account._flops import allowed_pairs
+from meshwright.contrib.torch_eager._flops import allowed_pairs
 
 pytestmark = pytest.mark.quick
 
@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from tests.contrib.torch_eager import steps  # noqa: E402
+from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 BATCH, HEADS, WIDTH = 2, 4, 8
 
@@ -46,7 +47,7 @@ def test_fused_attention_costs_two_products_forward_and_five_backward(
     module, inputs = Attention(is_causal=causal), tensors(queries, keys)
     pairs = int(torch.ones(queries, keys).tril().sum()) if causal else queries * keys
     product = 2 * BATCH * HEADS * pairs * WIDTH
-    flops = mw.account_torch(module, *inputs).flops
+    flops = counted(module, *inputs)
     assert (flops.forward, flops.backward, flops.recomputed) == (2 * product, 5 * product, product)
     assert flops.model == 6 * product
     assert counted_by_torch(module, *inputs) == (0, 0)  # which knows no attention on a CPU
@@ -54,15 +55,12 @@ def test_fused_attention_costs_two_products_forward_and_five_backward(
 
 def test_a_mask_that_is_a_tensor_counts_whole():
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
-    assert (
-        mw.account_torch(Attention(attn_mask=mask), *tensors(6, 6)).flops.forward
-        == 4 * BATCH * HEADS * 36 * WIDTH
-    )
+    assert counted(Attention(attn_mask=mask), *tensors(6, 6)).forward == 4 * BATCH * HEADS * 36 * WIDTH
 
 
 def test_every_query_head_counts_where_they_share_key_heads():
-    account = mw.account_torch(Attention(enable_gqa=True), *tensors(6, 6, heads=2))
-    assert account.flops.forward == 4 * BATCH * HEADS * 36 * WIDTH
+    account = counted(Attention(enable_gqa=True), *tensors(6, 6, heads=2))
+    assert account.forward == 4 * BATCH * HEADS * 36 * WIDTH
 
 
 def test_attention_in_parts_counts_what_pytorchs_own_counter_says(counted_by_torch):
@@ -71,7 +69,7 @@ def test_attention_in_parts_counts_what_pytorchs_own_counter_says(counted_by_tor
             return (query @ key.transpose(-1, -2)).softmax(-1) @ value
 
     inputs = tensors(6, 5)
-    flops = mw.account_torch(Parts(), *inputs).flops
+    flops = counted(Parts(), *inputs)
     assert (flops.forward, flops.backward) == counted_by_torch(Parts(), *inputs)
     assert flops.recomputed == 0  # the scores were kept
 
@@ -89,7 +87,7 @@ def kernel_flops(name: str, *arguments):
     from torch.utils.flop_counter import FlopCounterMode
 
     operation = getattr(torch.ops.aten, name)
-    account = mw.account_torch(Direct(operation), *arguments, loss=lambda _: torch.zeros(()))
+    account = counted(Direct(operation), *arguments, loss=lambda _: torch.zeros(()))
     with FlopCounterMode(display=False) as theirs:
         operation(*arguments)
     return account, theirs.get_total_flops()
@@ -108,8 +106,8 @@ def test_kernels_of_gpus_count_causal_attention_once_where_pytorchs_counter_doub
         ("_scaled_dot_product_cudnn_attention", (None, True, 0.0, causal)),
     ):
         account, theirs = kernel_flops(name, query, key, value, *arguments)
-        assert account.flops.forward == by_hand, name
-        assert account.flops.by_format == {"bf16": by_hand}
+        assert account.forward == by_hand, name
+        assert account.by_format == {"bf16": by_hand}
         assert theirs == 4 * BATCH * HEADS * 64 * 64 * WIDTH  # whole, causal or not
 
 
@@ -117,10 +115,10 @@ def test_the_kernels_below_have_the_sequence_before_the_heads():
     query = torch.empty(BATCH, 64, HEADS, WIDTH, dtype=torch.bfloat16, device="meta")
     arguments = (query, query, query, None, None, 64, 64, 0.0, True, False)
     account, _ = kernel_flops("_flash_attention_forward", *arguments)
-    assert account.flops.forward == 4 * BATCH * HEADS * (64 * 65 // 2) * WIDTH
+    assert account.forward == 4 * BATCH * HEADS * (64 * 65 // 2) * WIDTH
     arguments = (query, query, query, None, None, None, 64, 64, 0.0, 1, True)
     account, _ = kernel_flops("_efficient_attention_forward", *arguments)
-    assert account.flops.forward == 4 * BATCH * HEADS * (64 * 65 // 2) * WIDTH
+    assert account.forward == 4 * BATCH * HEADS * (64 * 65 // 2) * WIDTH
 
 
 def test_packed_sequences_are_unknown_for_their_lengths_are_data():
@@ -129,7 +127,7 @@ def test_packed_sequences_are_unknown_for_their_lengths_are_data():
     account, _ = kernel_flops(
         "_flash_attention_forward", query, query, query, ends, ends, 64, 64, 0.0, True, False
     )
-    assert account.flops.forward == 0
+    assert account.forward == 0
     assert [key.split("(")[0] for key in account.unknown] == ["aten._flash_attention_forward"]
 
 
@@ -137,7 +135,7 @@ def test_a_mask_from_the_bottom_right_is_unknown():
     query = torch.empty(BATCH, 64, HEADS, WIDTH, dtype=torch.bfloat16, device="meta")
     arguments = (query, query, query, None, None, None, 64, 64, 0.0, 2, True)
     account, _ = kernel_flops("_efficient_attention_forward", *arguments)
-    assert (account.flops.forward, len(account.unknown)) == (0, 1)
+    assert (account.forward, len(account.unknown)) == (0, 1)
 
 
 class Flex(nn.Module):
@@ -162,7 +160,7 @@ class Flex(nn.Module):
 
 def weighed(module, rows=2):
     x = torch.zeros(rows, 256, 64, dtype=torch.bfloat16)
-    return mw.weigh(module, args=(x,), on="1xH100", loss=lambda y: y.float().mean())
+    return steps.weighed(module, x, loss=lambda y: y.float().mean())
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -216,11 +214,11 @@ def test_a_learned_bias_in_flex_attention_is_refused(by_module):
             return flex_attention(x, x, x, score_mod=score_mod)
 
     with pytest.raises(InputError, match="score_mod uses a tensor that requires a gradient") as raised:
-        mw.weigh(Biased(), args=(torch.zeros(1, 4, 32, 16),), on="1xH100")
+        steps.weighed(Biased(), torch.zeros(1, 4, 32, 16))
     assert raised.value.hint.startswith("detach that tensor")
 
 
 def test_flex_attention_of_one_cpu_is_told_to_name_gpus():
     with pytest.raises(InputError, match="flex attention has no gradients on a CPU") as raised:
-        mw.account_torch(Flex(), torch.zeros(2, 256, 64, dtype=torch.bfloat16))
+        counted(Flex(), torch.zeros(2, 256, 64, dtype=torch.bfloat16))
     assert "on='1xH100'" in raised.value.hint

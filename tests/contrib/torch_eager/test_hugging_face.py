@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 SMALL = {
     "hidden_size": 32,
@@ -26,31 +26,29 @@ def ids():
 
 def test_llama_counts_as_by_hand():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, num_key_value_heads=2))
-    account = mw.account_torch(model, input_ids=ids(), labels=ids(), optimizer=torch.optim.AdamW)
+    account = counted(model, input_ids=ids(), labels=ids(), optimizer=torch.optim.AdamW)
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64  # query and output, key and value, MLP
     attention = 2 * 4 * 8 * (16 * 17 // 2)  # batch, heads, width of a head, pairs that causality allows
     forward = 2 * TOKENS * (2 * layer + 32 * 64) + 2 * 2 * 2 * attention
-    assert account.flops.forward == forward
-    assert account.flops.model == 3 * forward
+    assert account.forward == forward
+    assert account.model == 3 * forward
     assert not account.unknown
-    assert "The loss is the output's own `loss`." in account.conventions
-    assert account.memory.optimizer_state_bytes == 2 * 4 * account.num_parameters + 4 * len(
+    assert "The loss is the output's own `loss`" in account.assumptions
+    assert account.rank.optimizer_state_bytes == 2 * 4 * account.num_parameters + 4 * len(
         list(model.parameters())
     )
 
 
 def test_attention_is_causal_with_a_cache_and_without_one_unless_positions_are_given():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, num_key_value_heads=2))
-    by_cache = [
-        mw.account_torch(model, input_ids=ids(), labels=ids(), use_cache=use) for use in (True, False)
-    ]
-    assert by_cache[0].flops == by_cache[1].flops
-    assert by_cache[0].memory.peak_bytes == by_cache[1].memory.peak_bytes
-    assert by_cache[1].conventions[0].startswith("Each row is one sequence")
+    by_cache = [counted(model, input_ids=ids(), labels=ids(), use_cache=use) for use in (True, False)]
+    assert by_cache[0].rank.flops_by_phase == by_cache[1].rank.flops_by_phase
+    assert by_cache[0].rank.peak_bytes == by_cache[1].rank.peak_bytes
+    assert by_cache[1].assumptions[0].startswith("Each row is one sequence")
     positions = torch.arange(16).expand(2, -1)
-    packed = mw.account_torch(model, input_ids=ids(), labels=ids(), use_cache=False, position_ids=positions)
+    packed = counted(model, input_ids=ids(), labels=ids(), use_cache=False, position_ids=positions)
     pairs = 16 * 16 - 16 * 17 // 2
-    assert packed.flops.forward - by_cache[1].flops.forward == 2 * 2 * 2 * 2 * 4 * 8 * pairs
+    assert packed.forward - by_cache[1].forward == 2 * 2 * 2 * 2 * 4 * 8 * pairs
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_models_cost_what_pytorchs_own_counter_says_where_attention_is_in_parts(
     model, inputs = make()
     model.train()
     model.config._attn_implementation = "eager"
-    ours = mw.account_torch(model, **inputs)
+    ours = counted(model, **inputs)
     with FlopCounterMode(display=False) as counter:
         output = model(**inputs)
         loss = output.loss if "labels" in inputs else sum(t.sum() for t in output.values())
@@ -86,15 +84,13 @@ def test_models_cost_what_pytorchs_own_counter_says_where_attention_is_in_parts(
     theirs = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}
     assert not ours.unknown
     products = [name for name in theirs if "convolution" not in name]
-    assert {name: ours.flops.by_operation[name] for name in products} == {
-        name: theirs[name] for name in products
-    }
+    assert {name: ours.by_operation[name] for name in products} == {name: theirs[name] for name in products}
     if type(model).__name__ == "MambaForCausalLM":
         # Two layers, two rows, 64 channels, four taps, 16 places and three that the model cuts off; PyTorch's
         # counter takes each channel's gradient for one of all channels.
         convolution = 2 * 2 * 2 * 64 * 4 * (16 + 3)
-        assert ours.flops.by_operation["aten.convolution"] == theirs["aten.convolution"] == convolution
-        assert ours.flops.by_operation["aten.convolution_backward"] == 2 * convolution
+        assert ours.by_operation["aten.convolution"] == theirs["aten.convolution"] == convolution
+        assert ours.by_operation["aten.convolution_backward"] == 2 * convolution
         assert theirs["aten.convolution_backward"] > 32 * 2 * convolution
 
 
@@ -104,9 +100,10 @@ def test_experts_whose_rows_are_grouped_cost_each_token_its_two(dtype):
         **SMALL, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
     )
     model = transformers.MixtralForCausalLM(config).to(dtype)
-    account = mw.account_torch(model, input_ids=ids(), labels=ids())
-    experts = [m for m in account.by_module if m.path.endswith("mlp.experts")]
-    assert [m.forward_flops for m in experts] == [2 * TOKENS * 2 * 3 * 32 * 64] * 2
+    account = counted(model, input_ids=ids(), labels=ids())
+    experts = account.modules["model/layers/*/mlp/experts"]
+    assert experts.num_modules == 2
+    assert experts.flops_by_phase["forward"] == 2 * (2 * TOKENS * 2 * 3 * 32 * 64)
     assert not account.unknown
 
 
@@ -115,7 +112,7 @@ def test_experts_that_look_where_tokens_go_are_told_with_their_line():
     model = transformers.MixtralForCausalLM(config)
     model.config._experts_implementation = "eager"
     with pytest.raises(InputError) as raised:
-        mw.account_torch(model, input_ids=ids())
+        counted(model, input_ids=ids())
     assert "model.layers.0.mlp.experts (MixtralExperts) at " in raised.value.message
     assert "modeling_mixtral.py:" in raised.value.message
     assert "aten.nonzero returns depends on the data" in raised.value.message

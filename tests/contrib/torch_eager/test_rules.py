@@ -7,14 +7,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-import meshwright as mw  # noqa: E402
+from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-def both(account) -> tuple[int, int]:
-    return account.flops.forward, account.flops.backward
 
 
 class Through(nn.Module):
@@ -29,7 +25,7 @@ class Through(nn.Module):
 
 
 def through(function):
-    return mw.account_torch(Through(function), torch.randn(4, 8))
+    return counted(Through(function), torch.randn(4, 8))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +39,8 @@ def through(function):
 )
 def test_products_count_what_pytorchs_own_counter_says(module, counted_by_torch):
     x = torch.randn(4, 8)
-    account = mw.account_torch(module, x)
-    assert both(account) == counted_by_torch(module, x)
+    account = counted(module, x)
+    assert account.both == counted_by_torch(module, x)
     assert not account.unknown
 
 
@@ -64,13 +60,13 @@ def test_a_residual_convolutional_net_counts_what_pytorchs_own_counter_says(coun
         nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
     images = torch.randn(2, 3, 32, 32)
-    assert both(mw.account_torch(net, images)) == counted_by_torch(net, images)
+    assert counted(net, images).both == counted_by_torch(net, images)
 
 
 def test_an_encoder_layer_with_attention_in_parts_counts_what_pytorchs_own_counter_says(counted_by_torch):
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.1)
     x = torch.randn(2, 5, 16)
-    assert both(mw.account_torch(layer, x)) == counted_by_torch(layer, x)
+    assert counted(layer, x).both == counted_by_torch(layer, x)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -81,7 +77,7 @@ def test_a_grouped_convolution_costs_its_share_in_the_backward_pass_too(dims, gr
     by_hand = (
         2 * 2 * 16 * (8 // groups) * 3**dims * 7**dims
     )  # two, batch, outputs, inputs of a group, window, places
-    assert both(mw.account_torch(module, x)) == (by_hand, by_hand)  # the images ask for no gradient
+    assert counted(module, x).both == (by_hand, by_hand)  # the images ask for no gradient
     theirs = counted_by_torch(module, x)
     assert theirs[0] == by_hand
     assert theirs[1] == by_hand * groups  # which forgets the groups
@@ -92,18 +88,18 @@ def test_a_transposed_convolution_costs_its_window_for_each_input_place(groups, 
     for dims, kind in enumerate(TRANSPOSED, start=1):
         module, x = kind(8, 16, 3, groups=groups, stride=2), torch.randn(2, 8, *[5] * dims)
         by_hand = 2 * 2 * 8 * (16 // groups) * 3**dims * 5**dims
-        assert both(mw.account_torch(module, x)) == (by_hand, by_hand)
+        assert counted(module, x).both == (by_hand, by_hand)
         assert counted_by_torch(module, x)[0] == by_hand
 
 
 def test_products_with_padding_count_as_in_pytorchs_own_counter(counted_by_torch):
     module, x = nn.Conv1d(1, 1, 3, padding=1), torch.randn(1, 1, 5)
-    assert both(mw.account_torch(module, x)) == counted_by_torch(module, x) == (2 * 5 * 3, 2 * 5 * 3)
+    assert counted(module, x).both == counted_by_torch(module, x) == (2 * 5 * 3, 2 * 5 * 3)
 
 
 def test_a_multiply_add_of_complex_numbers_is_eight():
     account = through(lambda x: torch.view_as_real(torch.complex(x, x) @ torch.complex(x, x).T))
-    assert account.flops.forward == 512 + 8 * 4 * 4 * 8
+    assert account.forward == 512 + 8 * 4 * 4 * 8
     assert not account.unknown
 
 
@@ -124,14 +120,14 @@ def test_the_same_convolution_in_jax_is_weighed_the_same(groups):
     weighed = count_traced(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(*arrays).jaxpr, "cuda").by_phase
     module = nn.Conv2d(3, 6, (3, 5), stride=2, padding=(1, 2), dilation=(2, 1), groups=groups)
     image = torch.randn(2, 3, 9, 11, requires_grad=True)
-    account = mw.account_torch(module, image, loss=lambda output: output.square().sum())
-    assert both(account) == (weighed["forward"], weighed["backward"])
+    account = counted(module, image, loss=lambda output: output.square().sum())
+    assert account.both == (weighed["forward"], weighed["backward"])
 
 
 def test_the_gradient_of_an_input_that_nobody_wants_costs_nothing():
     x = torch.randn(2, 8, 9)
-    forward, backward = both(mw.account_torch(nn.Conv1d(8, 16, 3), x))
-    wanted = both(mw.account_torch(nn.Conv1d(8, 16, 3), x.requires_grad_()))
+    forward, backward = counted(nn.Conv1d(8, 16, 3), x).both
+    wanted = counted(nn.Conv1d(8, 16, 3), x.requires_grad_()).both
     assert (forward, backward) == (10752, 10752)
     assert wanted == (10752, 21504)
 
@@ -140,13 +136,13 @@ def test_the_gradient_of_an_input_that_nobody_wants_costs_nothing():
 def test_recurrent_layers_cost_their_matrices_at_each_position(kind, gates):
     layer = kind(8, 16, num_layers=2, bidirectional=True, batch_first=True)
     x = torch.randn(3, 5, 8, requires_grad=True)
-    account = mw.account_torch(layer, x, loss=lambda output: output[0].sum())
+    account = counted(layer, x, loss=lambda output: output[0].sum())
     first, second = gates * 16 * (8 + 16), gates * 16 * (32 + 16)
     positions = 3 * 5 * 2  # both directions
-    assert account.flops.forward == 2 * positions * (first + second)
+    assert account.forward == 2 * positions * (first + second)
     # Twice as much, but that the state before the first position is a constant, whose gradient nobody wants.
     starts = 2 * 3 * 2 * 2 * gates * 16 * 16
-    assert account.flops.backward == 2 * account.flops.forward - starts
+    assert account.backward == 2 * account.forward - starts
     assert not account.unknown
 
 
@@ -162,10 +158,10 @@ class Direct(nn.Module):
 
 
 def flops_of(operation, *inputs, **keywords):
-    account = mw.account_torch(Direct(operation, **keywords), *inputs)
+    account = counted(Direct(operation, **keywords), *inputs)
     assert not account.unknown
-    assert len(account.flops.by_operation) == 1
-    return account.flops.forward
+    assert len(account.by_operation) == 1
+    return account.forward
 
 
 def meta(*shape, dtype=torch.float32):
@@ -192,29 +188,29 @@ def test_products_in_one_call_add_up():
         def forward(self, left, right):
             return torch.ops.aten._foreach_mm(left, right)
 
-    assert mw.account_torch(Products(), *pairs).flops.forward == 2 * 3 * 5 * 7 + 2 * 2 * 4 * 6
+    assert counted(Products(), *pairs).forward == 2 * 3 * 5 * 7 + 2 * 2 * 4 * 6
 
 
 def test_scaled_products_of_narrow_formats():
     narrow = torch.float8_e4m3fn
     left, right = meta(32, 64, dtype=narrow), meta(16, 64, dtype=narrow).t()
     module = Direct(torch.ops.aten._scaled_mm, out_dtype=torch.bfloat16)
-    account = mw.account_torch(module, left, right, meta(()), meta(()))
-    assert account.flops.forward == 2 * 32 * 64 * 16
-    assert account.flops.by_format == {"fp8-e4m3": 2 * 32 * 64 * 16}
+    account = counted(module, left, right, meta(()), meta(()))
+    assert account.forward == 2 * 32 * 64 * 16
+    assert account.by_format == {"fp8-e4m3": 2 * 32 * 64 * 16}
 
 
 def test_a_grouped_product_costs_each_row_one_matrix():
     half = torch.bfloat16
     ends = torch.empty(4, dtype=torch.int32, device="meta")
     rows, matrices = meta(64, 32, dtype=half), meta(4, 32, 16, dtype=half)
-    account = mw.account_torch(Direct(torch.ops.aten._grouped_mm), rows, matrices, ends)
-    assert account.flops.forward == 2 * 64 * 32 * 16
+    account = counted(Direct(torch.ops.aten._grouped_mm), rows, matrices, ends)
+    assert account.forward == 2 * 64 * 32 * 16
     # Its gradient for the matrices: the groups divide what is summed over.
-    account = mw.account_torch(
+    account = counted(
         Direct(torch.ops.aten._grouped_mm), meta(32, 64, dtype=half), meta(64, 16, dtype=half), ends
     )
-    assert account.flops.forward == 2 * 64 * 32 * 16
+    assert account.forward == 2 * 64 * 32 * 16
 
 
 def test_cudnns_recurrent_layers_cost_their_matrices_at_each_position():
@@ -225,23 +221,22 @@ def test_cudnns_recurrent_layers_cost_their_matrices_at_each_position():
             mode = (2, 16, 0, 1, False, 0.0, True, False, [], None)  # LSTM, hidden, no projection, one layer
             return torch.ops.aten._cudnn_rnn(x, list(weights), 4, None, state, state, *mode)
 
-    account = mw.account_torch(Runs(), meta(5, 3, 8), meta(1, 3, 16), *weights)
-    assert account.flops.forward == 2 * 5 * 3 * (64 * 8 + 64 * 16)
-    assert any("Memory that cuDNN keeps" in words for words in account.conventions)
+    account = counted(Runs(), meta(5, 3, 8), meta(1, 3, 16), *weights)
+    assert account.forward == 2 * 5 * 3 * (64 * 8 + 64 * 16)
+    assert any("Memory that cuDNN keeps" in words for words in account.assumptions)
 
 
 def test_pytorchs_fused_inference_kernels_cost_what_their_parts_do():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
     x = torch.randn(2, 5, 16)
-    in_parts = mw.account_torch(layer, x)
+    in_parts = counted(layer, x)
     with torch.no_grad():
-        fused = mw.account_torch(layer, x)
-        attention = mw.account_torch(layer.self_attn, x, x, x)
-    assert list(fused.flops.by_operation) == ["aten._transformer_encoder_layer_fwd"]
-    assert fused.flops.forward == in_parts.flops.forward
-    assert list(attention.flops.by_operation) == ["aten._native_multi_head_attention"]
-    inside = next(m for m in in_parts.by_module if m.path == "self_attn")
-    assert attention.flops.forward == inside.forward_flops
+        fused = counted(layer, x)
+        attention = counted(layer.self_attn, x, x, x)
+    assert list(fused.by_operation) == ["aten._transformer_encoder_layer_fwd"]
+    assert fused.forward == in_parts.forward
+    assert list(attention.by_operation) == ["aten._native_multi_head_attention"]
+    assert attention.forward == in_parts.modules["self_attn"].flops_by_phase["forward"]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +268,7 @@ def test_functions_without_products_count_nothing_and_are_not_unknown():
         lambda x: F.huber_loss(x.log_softmax(-1), x) + F.group_norm(x, 2),
     ):
         account = through(function)
-        assert both(account) == (512, 512)
+        assert account.both == (512, 512)
         assert not account.unknown
 
 
@@ -283,7 +278,7 @@ def overload(name: str):
 
 
 def test_only_what_may_multiply_matrices_is_neither_silent_nor_ruled():
-    from meshwright.torch_account._watch import kind_of
+    from meshwright.contrib.torch_eager._watch import kind_of
 
     names = (
         "add",
