@@ -156,16 +156,16 @@ FAULTS = (
         "step/test_gradients.py",
     ),
     fault(
-        "torch_account/_traffic.py",
+        "contrib/torch_eager/_traffic.py",
         "return 2 * payload * (size - 1) // size",
         "return payload * (size - 1) // size",
-        "torch_account/mesh",
+        "contrib/torch_eager/mesh",
     ),
     fault(
-        "torch_program/_elementwise.py",
+        "contrib/torch_as_jax/_elementwise.py",
         "return jnp.subtract(self, other if alpha == 1 else alpha * other)",
         "return jnp.subtract(self, other)",
-        "torch_program/test_operations.py",
+        "contrib/torch_as_jax/test_operations.py",
     ),
     fault(
         "training/_recording.py",

@@ -14,9 +14,9 @@ def compared(module: Any, *inputs: Any, loss: Any = None, **keywords: Any) -> tu
 
     PyTorch runs second, since a run changes running means.
     """
-    from meshwright import tools
+    import meshwright as mw
 
-    found = tools.module_as_jax(module, *inputs, loss=loss, **keywords)
+    found = mw.module_as_jax(module, *inputs, loss=loss, **keywords)
     parameters, buffers = found.arrays_of(module)
     values = {f"args[{place}]": value for place, value in enumerate(inputs)} | keywords
     batch = {name: jnp.asarray(values[name].numpy(), told.dtype) for name, told in found.inputs.items()}

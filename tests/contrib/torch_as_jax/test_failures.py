@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 import meshwright as mw  # noqa: E402
-from meshwright import tools  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 
 
@@ -26,17 +25,17 @@ def test_operations_without_a_rule_are_named_all_with_their_modules():
     first = Inner(lambda y: torch.linalg.qr(y)[0] + torch.fft.fft(y).real)
     module = nn.Sequential(first, Inner(lambda y: torch.linalg.qr(y)[0].sum()))
     with pytest.raises(InputError, match=r"no rule in JAX") as error:
-        tools.module_as_jax(module, torch.ones(4, 4))
+        mw.module_as_jax(module, torch.ones(4, 4))
     text = str(error.value)
     assert "aten.linalg_qr in 0" in text
     assert "aten.linalg_qr in 1" in text
     assert "fft" in text
-    assert "without as_='jax'" in error.value.hint
+    assert "without as_jax()" in error.value.hint
 
 
 def test_a_part_of_an_operation_without_a_rule_is_named():
     module = Inner(lambda y: nn.functional.avg_pool1d(y, 3, 2, ceil_mode=True).sum())
-    found = tools.module_as_jax(module, torch.ones(4, 4))
+    found = mw.module_as_jax(module, torch.ones(4, 4))
     with pytest.raises(
         InputError, match=r"aten.avg_pool\dd in the module itself: an average pool whose size"
     ):
@@ -84,21 +83,19 @@ def _in_autocast(y):
 )
 def test_what_an_export_would_drop_or_cannot_hold_is_refused(function, words):
     if words is None:
-        assert (
-            "the sum of the output" in tools.module_as_jax(Inner(function), torch.ones(4, 4)).program.notes[0]
-        )
+        assert "the sum of the output" in mw.module_as_jax(Inner(function), torch.ones(4, 4)).program.notes[0]
         return
     with pytest.raises(InputError, match=words):
-        tools.module_as_jax(Inner(function), torch.ones(4, 4))
+        mw.module_as_jax(Inner(function), torch.ones(4, 4))
 
 
 def test_a_loss_that_is_no_number_is_refused():
     with pytest.raises(InputError, match=r"the loss is a tensor of shape \[4, 4\]"):
-        tools.module_as_jax(nn.Linear(4, 4), torch.ones(4, 4), loss=lambda y: y * 2)
+        mw.module_as_jax(nn.Linear(4, 4), torch.ones(4, 4), loss=lambda y: y * 2)
 
 
 def test_a_missing_input_is_named():
-    found = tools.module_as_jax(nn.Linear(4, 4), torch.ones(4, 4))
+    found = mw.module_as_jax(nn.Linear(4, 4), torch.ones(4, 4))
     with pytest.raises(InputError, match=r"parameters lack weight, bias"):
         found.loss({}, {}, {})
 
@@ -113,37 +110,34 @@ def test_a_checkpoint_with_a_policy_is_refused():
         return checkpoint(torch.tanh, y, use_reentrant=False, context_fn=contexts).sum()
 
     with pytest.raises(InputError, match="checkpoint with a policy"):
-        tools.module_as_jax(Inner(function), torch.ones(4, 4))
+        mw.module_as_jax(Inner(function), torch.ones(4, 4))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"as_": "numpy"}, "cannot be weighed as 'numpy'"),
-        ({"as_": "jax", "layout": "tensor=8"}, "split over fsdp and data; the layout has tensor=8"),
-        ({"as_": "jax", "optimizer": torch.optim.Rprop}, "optimizer Rprop has no counterpart"),
-        ({"as_": "jax", "optimizer": torch.optim.Muon}, "optimizer Muon has no counterpart"),
+        ({"layout": "tensor=8"}, "split over fsdp and data; the layout has tensor=8"),
+        ({"optimizer": torch.optim.Rprop}, "optimizer Rprop has no counterpart"),
+        ({"optimizer": torch.optim.Muon}, "optimizer Muon has no counterpart"),
         (
-            {"as_": "jax", "optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)},
+            {"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)},
             "optimizer Adam with amsgrad has no counterpart",
         ),
-        ({"as_": "jax", "optimizer": lambda p: list(p)}, "makes a list, not an optimizer"),
-        ({"as_": "jax", "optimizer": lambda p: torch.optim.SGD(p, lr=-1)}, "Invalid learning rate: -1"),
-        ({"as_": "jax", "optimizer": type("AdamW", (torch.optim.SGD,), {})}, "AdamW has no counterpart"),
-        ({"as_": "jax", "parallelize": lambda m, mesh: m}, "takes no parallelize"),
-        ({"as_": "jax", "autocast": torch.int8}, "is not a floating-point format"),
-        ({"as_": "jax", "overrides": {"a": "1"}}, "takes no overrides"),
+        ({"optimizer": lambda p: list(p)}, "makes a list, not an optimizer"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=-1)}, "Invalid learning rate: -1"),
+        ({"optimizer": type("AdamW", (torch.optim.SGD,), {})}, "AdamW has no counterpart"),
+        ({"parallelize": lambda m, mesh: m}, "takes no parallelize"),
+        ({"autocast": torch.int8}, "is not a floating-point format"),
+        ({"overrides": {"a": "1"}}, "takes no overrides"),
     ],
     ids=[
-        *("kind", "axis", "optimizer", "for matrices", "option", "no optimizer", "failing", "another AdamW"),
+        *("axis", "optimizer", "for matrices", "option", "no optimizer", "failing", "another AdamW"),
         *("parallelize", "format", "overrides"),
     ],
 )
 def test_what_has_no_meaning_for_a_jax_program_is_refused(given, words):
+    settings = {name: given[name] for name in ("layout", "overrides") if name in given}
+    parts = {name: part for name, part in given.items() if name not in settings}
+    step = mw.torch_step(nn.Linear(4, 4), torch.ones(4, 4), **parts)
     with pytest.raises(InputError, match=words):
-        mw.weigh(nn.Linear(4, 4), args=(torch.ones(4, 4),), on="8xCPU", **given)
-
-
-def test_a_configuration_is_no_module():
-    with pytest.raises(InputError, match="llama3-8b is no PyTorch module"):
-        mw.weigh("llama3-8b", on="8xH100", as_="jax")
+        mw.weigh(step.as_jax(), on="8xCPU", **settings)

@@ -9,12 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from meshwright.torch_program import ModuleStep, optimizer_named  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
-from meshwright import tools  # noqa: E402
+from meshwright.contrib.torch_as_jax import ModuleStep, optimizer_named  # noqa: E402
 from tests.rounding import FLOAT32  # noqa: E402
 
 WIDTH, ROWS = 8, 4
@@ -116,7 +115,7 @@ def test_a_loop_computes_what_its_blocks_compute_one_by_one(way):
     torch.manual_seed(0)
     blocks, looped = CASES[way]
     module = Stack(way, blocks())
-    found = tools.module_as_jax(module, torch.zeros(ROWS, WIDTH))
+    found = mw.module_as_jax(module, torch.zeros(ROWS, WIDTH))
     parameters, buffers = found.arrays_of(module)
     batch = {"args[0]": jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, WIDTH)), "float32")}
     key = jax.random.key(1) if found.is_random else None
@@ -157,7 +156,7 @@ class Alternating(nn.Module):
 
 
 def test_blocks_that_alternate_are_one_loop_over_pairs():
-    found = tools.module_as_jax(Alternating(), torch.zeros(ROWS, WIDTH))
+    found = mw.module_as_jax(Alternating(), torch.zeros(ROWS, WIDTH))
     step = after_a_step(found.program, loops=True)
     held = step.arguments()[0]["parameters"]
     assert {name: x.shape for name, x in held.items() if name.startswith("layers")} == {
@@ -171,11 +170,11 @@ def test_blocks_that_alternate_are_one_loop_over_pairs():
 
 
 def test_a_weighing_says_that_blocks_are_in_a_loop():
-    given = {"args": (torch.ones(ROWS, WIDTH),), "as_": "jax", "on": "8xH100"}
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
-    made = mw.weigh(nn.Sequential(*layers), **given, layout="fsdp=8")
+    program = mw.torch_step(nn.Sequential(*layers), torch.ones(ROWS, WIDTH)).as_jax()
+    made = mw.weigh(program, on="8xH100", layout="fsdp=8")
     # The input of the first needs no gradient, so that the first stays outside.
     assert any(line.startswith("3 equal blocks") for line in made.ledger.assumptions)
-    unrolled = mw.weigh(nn.Sequential(*layers), **given, layout="data=8")
+    unrolled = mw.weigh(program, on="8xH100", layout="data=8")
     assert not any("equal blocks" in line for line in unrolled.ledger.assumptions)
     assert made.ledger.flops.model == unrolled.ledger.flops.model

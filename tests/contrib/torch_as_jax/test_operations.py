@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from meshwright import tools  # noqa: E402
+import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 
 
@@ -232,14 +232,14 @@ class Tied(nn.Module):
 
 def test_a_tied_parameter_is_there_once_and_its_gradient_is_the_sum(compared):
     module = Tied()
-    found = tools.module_as_jax(module, torch.zeros(6, dtype=torch.long))
+    found = mw.module_as_jax(module, torch.zeros(6, dtype=torch.long))
     assert list(found.parameters) == ["table.weight", "head.bias"]
     assert max(compared(module, torch.arange(6))) < 1e-5
 
 
 def test_dropout_keeps_the_share_and_the_sum_that_it_should():
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Dropout(0.25))
-    found = tools.module_as_jax(
+    found = mw.module_as_jax(
         module, torch.ones(10_000, 1), loss=lambda y: (y > 0).float().sum() + 0 * y.sum()
     )
     one = {"0.weight": jnp.ones((1, 1))}
@@ -248,7 +248,7 @@ def test_dropout_keeps_the_share_and_the_sum_that_it_should():
     first, again, other = (float(found.loss(one, {}, ones, jax.random.key(k))[0]) for k in (0, 0, 1))
     assert first == again != other
     assert abs(first - 7500) < 5 * math.sqrt(10_000 * 0.25 * 0.75)  # five standard deviations
-    mean = tools.module_as_jax(module, torch.ones(10_000, 1), loss=lambda y: y.mean())
+    mean = mw.module_as_jax(module, torch.ones(10_000, 1), loss=lambda y: y.mean())
     assert float(mean.loss(one, {}, ones, jax.random.key(0))[0]) == pytest.approx(1, abs=0.03)
 
 
@@ -256,7 +256,7 @@ def test_dropout_of_attention_draws_from_the_key():
     module = Calls(
         lambda w, x: F.scaled_dot_product_attention(w, x, torch.ones_like(x), dropout_p=0.5), 1, 1, 64, 4
     )
-    found = tools.module_as_jax(module, torch.randn(1, 1, 64, 4), loss=lambda y: y)
+    found = mw.module_as_jax(module, torch.randn(1, 1, 64, 4), loss=lambda y: y)
     parameters, buffers = found.arrays_of(module)
     batch = {"args[0]": jnp.ones((1, 1, 64, 4))}
     values = [float(found.loss(parameters, buffers, batch, jax.random.key(k))[0]) for k in (0, 0, 1)]
@@ -264,7 +264,7 @@ def test_dropout_of_attention_draws_from_the_key():
 
 
 def test_dropout_without_a_key_says_what_to_give():
-    found = tools.module_as_jax(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), torch.ones(2, 4))
+    found = mw.module_as_jax(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), torch.ones(2, 4))
     parameters = {name: jnp.ones(told.shape) for name, told in found.parameters.items()}
     with pytest.raises(InputError, match=r"aten.native_dropout in 1 draws random numbers") as error:
         found.loss(parameters, {}, {"args[0]": jnp.ones((2, 4))})
@@ -273,7 +273,7 @@ def test_dropout_without_a_key_says_what_to_give():
 
 def test_a_module_in_evaluation_mode_draws_nothing(compared):
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval()
-    assert not tools.module_as_jax(module, torch.ones(2, 4)).is_random
+    assert not mw.module_as_jax(module, torch.ones(2, 4)).is_random
     assert max(compared(module, torch.randn(2, 4), loss=lambda y: y.square().sum())) < 1e-5
 
 
@@ -291,7 +291,7 @@ def test_a_checkpointed_block_runs_again_in_the_backward_pass():
             return made.square().sum()
 
     def products(again: bool) -> int:
-        found = tools.module_as_jax(Block(again), torch.ones(2, 4))
+        found = mw.module_as_jax(Block(again), torch.ones(2, 4))
         shapes = found.parameters, found.buffers, found.inputs
         return str(jax.make_jaxpr(jax.grad(found.loss, has_aux=True))(*shapes)).count("dot_general")
 
@@ -302,7 +302,7 @@ def test_a_checkpointed_block_runs_again_in_the_backward_pass():
 
 def test_parameters_are_used_in_the_format_that_is_asked_for():
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    found = tools.module_as_jax(module, torch.ones(2, 4), compute=torch.bfloat16)
+    found = mw.module_as_jax(module, torch.ones(2, 4), compute=torch.bfloat16)
     assert {told.dtype for told in found.parameters.values()} == {jnp.dtype("bfloat16")}
     assert found.inputs["args[0]"].dtype == jnp.bfloat16
     parameters, buffers = found.arrays_of(module)
@@ -316,7 +316,7 @@ def test_parameters_are_used_in_the_format_that_is_asked_for():
 def test_arrays_do_not_change_with_the_module(dtype):
     """Of many sizes: whether memory may be lent depends on where it begins."""
     module = nn.ModuleList(nn.Linear(2**power, 8, dtype=dtype) for power in range(10))
-    found = tools.module_as_jax(nn.Sequential(nn.Linear(4, 4, dtype=dtype)), torch.ones(2, 4, dtype=dtype))
+    found = mw.module_as_jax(nn.Sequential(nn.Linear(4, 4, dtype=dtype)), torch.ones(2, 4, dtype=dtype))
     for each in module:
         held = found.arrays_of(nn.Sequential(each))[0]
         before = {name: np.array(x) for name, x in held.items()}
@@ -331,7 +331,7 @@ def test_a_module_of_any_size_takes_no_memory():
     with torch.device("meta"):
         module = nn.Linear(1 << 20, 1 << 20)  # 4 TiB
         x = torch.zeros(8, 1 << 20)
-    found = tools.module_as_jax(module, x, loss=lambda y: y.mean())
+    found = mw.module_as_jax(module, x, loss=lambda y: y.mean())
     assert found.parameters["weight"].shape == (1 << 20, 1 << 20)
 
 
@@ -350,7 +350,7 @@ def test_constants_of_the_module_keep_their_values(compared):
 
 def test_users_strict_promotion_does_not_reach_into_the_module():
     module = nn.Linear(3, 3)
-    found = tools.module_as_jax(module, torch.ones(2, 3), loss=lambda y: (y * y.long()).sum())
+    found = mw.module_as_jax(module, torch.ones(2, 3), loss=lambda y: (y * y.long()).sum())
     parameters, buffers = found.arrays_of(module)
     with jax.numpy_dtype_promotion("strict"):
         value, _ = found.loss(parameters, buffers, {"args[0]": jnp.ones((2, 3))})

@@ -13,7 +13,6 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
-from meshwright import tools  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 from meshwright.hardware import Fleet  # noqa: E402
 from tests import commands  # noqa: E402
@@ -49,15 +48,15 @@ def inputs():
     return (torch.ones(ROWS, WIDTH),)
 
 
+def program(module=None, **how):
+    return mw.torch_step(Net() if module is None else module, *inputs(), **how).as_jax()
+
+
 @pytest.fixture(scope="module")
 def made(forked_workers):
-    how = {
-        "fix": ["fsdp=8", "layers=loop"],
-        "tokens_per_step": 8 * ROWS,
-        "num_workers": 2,
-        "budget_seconds": 60,
-    }
-    return mw.plan(Net(), args=inputs(), as_="jax", on="8xH100", **how)
+    run = mw.RunLength(tokens_per_step=8 * ROWS)
+    search = ["fsdp=8", "layers=loop"]
+    return mw.plan(program(), on="8xH100", search=search, run=run, budget_seconds=60)
 
 
 def test_both_ways_to_checkpoint_are_compiled_and_ranked(made):
@@ -70,7 +69,7 @@ def test_both_ways_to_checkpoint_are_compiled_and_ranked(made):
 
 
 def test_a_candidate_is_what_weigh_finds(made):
-    weighed = mw.weigh(Net(), args=inputs(), as_="jax", on="8xH100", layout="fsdp=8")
+    weighed = mw.weigh(program(), on="8xH100", layout="fsdp=8")
     same = next(c for c in made.candidates if c.overrides == LOOP | {"checkpoint": "module"})
     assert weighed.cached
     assert same.step_seconds.expected == weighed.step_seconds
@@ -79,8 +78,8 @@ def test_a_candidate_is_what_weigh_finds(made):
 
 def test_checkpointed_blocks_are_those_of_a_module_that_checkpoints_them(made):
     again = Net(again=True)
-    assert tools.module_as_jax(again, *inputs()).program.checkpoints == ("module", "none")
-    weighed = mw.weigh(again, args=inputs(), as_="jax", on="8xH100", layout="fsdp=8")
+    assert mw.module_as_jax(again, *inputs()).program.checkpoints == ("module", "none")
+    weighed = mw.weigh(program(again), on="8xH100", layout="fsdp=8")
     same = next(c for c in made.candidates if c.overrides == LOOP | {"checkpoint": "blocks"})
     assert weighed.cached
     assert same.reserved_bytes == weighed.ledger.memory.reserved_bytes
@@ -98,11 +97,9 @@ def test_layouts_whose_state_does_not_fit_are_not_compiled(forked_workers):
     assert room < state
     chip = dataclasses.replace(fleet.chip, memory_bytes=room)
     made = mw.plan(
-        module,
-        args=(torch.ones(1, width, device="meta"),),
-        as_="jax",
+        mw.torch_step(module, torch.ones(1, width, device="meta")).as_jax(),
         on=dataclasses.replace(fleet, chip=chip),
-        fix={"fsdp": [8, 1]},
+        search={"fsdp": [8, 1]},
         budget_seconds=1,
     )
     assert made.removed == {"parameters and optimizer state alone do not fit": 1}
@@ -111,40 +108,39 @@ def test_layouts_whose_state_does_not_fit_are_not_compiled(forked_workers):
 
 @pytest.mark.wide
 def test_each_layout_is_a_candidate(forked_workers):
-    made = mw.plan(
-        Net(), args=inputs(), as_="jax", on="4xH100", fix={"checkpoint": "module", "layers": "loop"}
-    )
+    made = mw.plan(program(), on="4xH100", search={"checkpoint": "module", "layers": "loop"})
     assert {each.layout for each in made.candidates} == {"fsdp=4", "data=2,fsdp=2", "data=4"}
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "Net is a PyTorch module, and layouts are searched for JAX programs only"),
-        ({"as_": "jax", "fix": ["tensor=2"]}, "a module as a JAX program has no knob tensor"),
-        ({"as_": "jax", "fix": ["fsdp=3"]}, "no mesh of data and fsdp has the 8 devices"),
-        ({"as_": "jax", "fix": ["checkpoint=all"]}, "checkpoint = 'all' is none of its values"),
-        ({"as_": "jax", "smallest_fleet": True}, "its step is another one on each number of devices"),
-        ({"as_": "jax", "optimizer": torch.optim.Rprop}, "the optimizer Rprop has no counterpart"),
+        ({"search": ["tensor=2"]}, "a module as a JAX program has no knob tensor"),
+        ({"search": ["fsdp=3"]}, "no mesh of data, fsdp has the 8 devices"),
+        ({"search": ["checkpoint=all"]}, "checkpoint = 'all' is none of its values"),
+        ({"smallest_fleet": True}, "on each number its step is another one"),
     ],
-    ids=["as PyTorch", "an axis", "a size", "a value", "the smallest fleet", "an optimizer"],
+    ids=["an axis", "a size", "a value", "the smallest fleet"],
 )
 def test_a_plan_of_a_module_is_refused_in_words(given, told):
     with pytest.raises(InputError) as refused:
-        mw.plan(Net(), args=inputs(), on="8xH100", **given)
+        mw.plan(program(), on="8xH100", **given)
     assert told in refused.value.message
     assert refused.value.hint
 
 
-def test_a_run_is_planned_without_a_modules_arguments():
-    with pytest.raises(InputError, match="bytes-nano is planned without autocast"):
-        mw.plan("bytes-nano", on="8xH100", autocast=torch.bfloat16)
+def test_a_step_of_pytorch_and_an_optimizer_without_a_counterpart_are_not_planned():
+    step = mw.torch_step(Net(), *inputs())
+    with pytest.raises(InputError, match="Net is a PyTorch module, and layouts are searched for") as refused:
+        mw.plan(step, on="8xH100")
+    assert "as_jax()" in refused.value.hint
+    with pytest.raises(InputError, match="the optimizer Rprop has no counterpart"):
+        mw.plan(program(optimizer=torch.optim.Rprop), on="8xH100")
 
 
 def test_fleets_of_one_size_are_compared():
-    given = {"args": inputs(), "as_": "jax"}
-    with pytest.raises(InputError, match="another one on each number of devices"):
-        mw.plan_fleets(Net(), on=["8xH100", "4xH100"], **given)
+    with pytest.raises(InputError, match="on each number its step is another one"):
+        mw.plan_fleets(program(), on=["8xH100", "4xH100"])
 
 
 BUILD = """

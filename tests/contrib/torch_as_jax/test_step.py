@@ -15,13 +15,12 @@ pytestmark = pytest.mark.quick
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from meshwright.torch_program import ModuleStep, name_and_options, optimizer_named  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
-from meshwright import tools  # noqa: E402
+from meshwright.contrib.torch_as_jax import ModuleStep, name_and_options, optimizer_named  # noqa: E402
 from tests import commands  # noqa: E402
 from tests.rounding import FLOAT32  # noqa: E402
 
@@ -87,7 +86,7 @@ SMOOTH = {"lr": 1e-2, "eps": 1e-3}
 def test_three_steps_on_eight_devices_are_those_of_pytorch_on_the_whole_batch(axes, name, options):
     torch.manual_seed(0)
     module, rows = Net(), words(DEVICES)
-    found = tools.module_as_jax(module, rows[:1])
+    found = mw.module_as_jax(module, rows[:1])
     update = optimizer_named(*name_and_options(partial(getattr(torch.optim, name), **options)))
     step = ModuleStep(program=found.program, mesh_axes=axes, optimizer=update)
     told, batch_told, key = step.arguments()
@@ -134,7 +133,8 @@ def numbers() -> int:
 def weighing():
     with torch.device("meta"):
         module, rows = Net(), words(2)
-    return mw.weigh(module, args=(rows,), on="8xH100", layout="fsdp=8", as_="jax", tokens_per_step=256)
+    run = mw.RunLength(tokens_per_step=256)
+    return mw.weigh(mw.torch_step(module, rows).as_jax(), on="8xH100", layout="fsdp=8", run=run)
 
 
 def test_flops_are_those_by_hand(weighing):
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_the_module_recomputes():
     def flops(again: bool):
         with torch.device("meta"):
             module, rows = Net(again), words(2)
-        return mw.weigh(module, args=(rows,), on="1xCPU", as_="jax").ledger.flops
+        return mw.weigh(mw.torch_step(module, rows).as_jax(), on="1xCPU").ledger.flops
 
     plain, again = flops(False), flops(True)
     assert again.model == plain.model
@@ -177,15 +177,13 @@ def test_a_checkpoint_of_the_module_recomputes():
 
 
 def test_a_module_with_dropout_is_weighed_with_a_key():
-    made = mw.weigh(
+    step = mw.torch_step(
         nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8)),
-        args=(torch.ones(4, 8),),
-        on="8xCPU",
-        layout="data=8",
-        as_="jax",
+        torch.ones(4, 8),
         loss=lambda y: y.square().mean(),
         optimizer=torch.optim.SGD,
     )
+    made = mw.weigh(step.as_jax(), on="8xCPU", layout="data=8")
     assert any(each.role == "keys" for each in made.compiled.arguments)
 
 
@@ -193,7 +191,7 @@ def test_frozen_parameters_have_no_state_and_no_gradient():
     def state_bytes(frozen: bool):
         module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))
         module[0].requires_grad_(not frozen)
-        made = mw.weigh(module, args=(torch.ones(4, 8),), on="1xCPU", as_="jax")
+        made = mw.weigh(mw.torch_step(module, torch.ones(4, 8)).as_jax(), on="1xCPU")
         return made.ledger.memory.by_category["optimizer_state"], made.ledger.flops.model
 
     trained, frozen = state_bytes(False), state_bytes(True)
@@ -204,7 +202,7 @@ def test_frozen_parameters_have_no_state_and_no_gradient():
 
 def test_a_module_is_weighed_for_tpus_too():
     pytest.importorskip("libtpu", reason="the compiler for TPUs is not installed")
-    made = mw.weigh(Net(), args=(words(2),), on="v5e-8", as_="jax", autocast=torch.bfloat16)
+    made = mw.weigh(mw.torch_step(Net(), words(2), autocast=torch.bfloat16).as_jax(), on="v5e-8")
     assert made.fits
 
 
@@ -257,7 +255,7 @@ def test_a_function_that_ends_its_process_leaves_the_command_its_words(tmp_path:
     ("words", "told"),
     [
         (("net.py:build", "--as", "flax", "--on", "8xCPU"), "cannot be weighed as 'flax'"),
-        (("gpt2-124m", "--as", "jax", "--on", "8xCPU"), "gpt2-124m is no PyTorch module"),
+        (("gpt2-124m", "--as", "jax", "--on", "8xCPU"), "a configuration takes no --as"),
         (("net.py", "--as", "jax", "--on", "8xCPU"), "a script takes no --as"),
     ],
     ids=["another kind", "a configuration", "a script"],
