@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from meshwright.lazy import names_on_first_use
 
-from ._apart import ExportedFunction as ExportedFunction
 from ._apart import exported_named as exported_named
 from ._module import JaxModule as JaxModule
 from ._module import module_as_jax as module_as_jax
 from ._program import AS_WRITTEN as AS_WRITTEN
 from ._program import ModuleProgram as ModuleProgram
+from ._records import ExportedFunction as ExportedFunction
 from ._runner import GraphRunner as GraphRunner
 from ._step import ModuleStep as ModuleStep
 from ._step import attention_on as attention_on

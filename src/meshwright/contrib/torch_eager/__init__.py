@@ -15,6 +15,7 @@ from meshwright.lazy import names_on_first_use
 from ._apart import account_named as account_named
 from ._apart import answer_apart as answer_apart
 from ._apart import serve as serve
+from ._apart import text_in as text_in
 from ._function import is_torch_module as is_torch_module
 from ._function import knob_values as knob_values
 from ._function import parts_of_function as parts_of_function

@@ -79,7 +79,7 @@ def account_named(
         function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
     )
     answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), function, on_phase)
-    return EagerAccount.from_json(answer["account"])
+    return EagerAccount.from_json(text_in(answer, "account"))
 
 
 def answer_apart(
@@ -158,6 +158,21 @@ def _answer(function: str, status: int, folder: Path) -> Any:
         + (f". Its last words:{words}" * bool(said)),
         hint="run it by itself to see where it ends",
     )
+
+
+def text_in(answer: Mapping[str, Any], part: str) -> str:
+    """Return the text of a part of an answer.
+
+    Raises:
+        InputError: there is none: the user's code has changed the answer.
+    """
+    text = answer.get(part)
+    if not isinstance(text, str):
+        raise InputError(
+            f"the answer of the function's process has no {part}",
+            hint="let the function, and what it calls, write and delete only files of its own",
+        )
+    return text
 
 
 def serve(
