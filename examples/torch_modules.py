@@ -1,6 +1,6 @@
-"""PyTorch modules to account for, each made by a function: its module, inputs, loss and optimizer.
+"""PyTorch modules to weigh, each made by a function: its module, inputs, loss and optimizer.
 
-`meshwright account examples.torch_modules:gpt_block`. The functions are called for shapes alone: the last
+`meshwright weigh examples.torch_modules:gpt_block --on 1xRTX-4090`. The functions are called for shapes alone: the last
 one makes a model of 70 billion parameters in no memory.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -435,10 +437,13 @@ def test_a_module_that_is_spread_already_is_told_to_give_what_spreads_it():
 def test_nothing_is_left_of_the_ranks():
     import torch.distributed as dist
 
-    before = (torch.UntypedStorage.resize_, torch.nn.functional.dropout, dist.Reducer)
+    def found():
+        return torch.UntypedStorage.resize_, torch.nn.functional.dropout, dist.Reducer, sys.excepthook
+
+    before = found()
     weigh(layout="data=4")
     assert not dist.is_initialized()
-    assert before == (torch.UntypedStorage.resize_, torch.nn.functional.dropout, dist.Reducer)
+    assert found() == before
 
 
 def test_it_prints_as_other_weighings_do_and_comes_as_json_and_as_a_page(tmp_path):
