@@ -1,4 +1,4 @@
-"""`meshwright.models.transformer` written plainly in PyTorch: what the benchmarks of training compare with.
+"""`trainer.models.transformer` written plainly in PyTorch: what the benchmarks of training compare with.
 
 Every configuration of `TransformerModel` but dropout: LayerNorm or RMSNorm, learned or rotary positions,
 plain or gated MLP, biases or none, a tied head or its own, shared key heads. The queries, keys and values
@@ -38,7 +38,7 @@ def _norm(c: TransformerModel) -> torch.nn.Module:
 
 
 class Block(torch.nn.Module):
-    """One block, as `meshwright.models.transformer` has it."""
+    """One block, as `meshwright.trainer.models.transformer` has it."""
 
     def __init__(self, c: TransformerModel, product: Product) -> None:
         super().__init__()

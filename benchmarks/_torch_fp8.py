@@ -1,4 +1,4 @@
-"""The blocks' products in eight bits in PyTorch, by the recipe of `meshwright.models.eight_bits`.
+"""The blocks' products in eight bits in PyTorch, by the recipe of `meshwright.trainer.models.eight_bits`.
 
 E4M3 forward, E5M2 for gradients, each tensor scaled by a power of two after what it holds now. The product is
 `torch._scaled_mm`, on which torchao's `Float8Linear` is built too: it wants rows of the first operand and

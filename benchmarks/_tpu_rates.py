@@ -18,7 +18,7 @@ import numpy as np
 from _published_blind import FACTORS, seconds
 
 from meshwright.hardware import find_chip
-from meshwright.predict._tables import runs
+from meshwright.predict._rate_files import runs
 
 NORMAL_95 = 1.645  # quantile of the normal distribution that 95 % lie below
 Row = dict[str, Any]

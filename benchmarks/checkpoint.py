@@ -40,7 +40,7 @@ import numpy as np
 import psutil
 from _record import ROOT, write_record
 
-from meshwright.checkpoint import Checkpoints, restore
+from meshwright.trainer.checkpoint import Checkpoints, restore
 
 NUM_ARRAYS, SAVES = 24, 3
 MOST_EXTRA = 1.5  # host memory of a save, times the bytes of the state

@@ -101,7 +101,7 @@ def cases() -> dict[str, Callable[[], Any]]:
     """Each case's weighing, by name."""
     found: dict[str, Callable[[], Any]] = {}
     for name, (function, arguments) in FUNCTIONS.items():
-        found[f"{name}@H100"] = lambda f=function, a=arguments: mw.weigh(f, args=a, on="1xH100")
+        found[f"{name}@H100"] = lambda f=function, a=arguments: mw.weigh(mw.jax_step(f, *a), on="1xH100")
     for chip in CHIPS:
         for preset, fleet in (
             ("gpt2-124m", f"1x{chip}"),

@@ -79,7 +79,7 @@ def planned(
 ) -> dict[str, Any]:
     """Return a row of the record: the plan's best candidate and its ratio to `rate`."""
     searched = ("layout=data=-1", "zero1=false", "remat=none")
-    plan = mw.plan(run, on=fleet, budget_seconds=budget, fix=list(fixed), overrides=searched)
+    plan = mw.plan(run, on=fleet, budget_seconds=budget, overrides=searched, search=list(fixed))
     row = {"id": name, "fleet": fleet, "precision": run.precision, "measured": short(rate)}
     if plan.best is None:
         return {**row, "failed": plan.ended}

@@ -29,7 +29,7 @@ from plan_best import settings
 import meshwright as mw
 from meshwright.config import Layout, load_config, overridden
 from meshwright.hardware import Fleet
-from meshwright.training import devices_of
+from meshwright.trainer.loop import devices_of
 from meshwright.units import aligned
 
 MODEL, FLEET = "bytes-10m", "8xCPU"
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--record", action="store_true", help="write records/DATE_plan_order.toml")
     given = parser.parse_args()
-    plan = mw.plan(MODEL, on=FLEET, fix=FIXED, budget_seconds=given.budget)
+    plan = mw.plan(MODEL, on=FLEET, budget_seconds=given.budget, search=FIXED)
     print(plan)
     rows = [planned_row(each) for each in plan.fitting]
     chosen = ends(rows)
@@ -81,7 +81,7 @@ def run_in_turns(rows: Sequence[dict[str, Any]], rounds: int) -> None:
     import jax
 
     from meshwright.sharding import mesh_of
-    from meshwright.training._programs import compile_programs
+    from meshwright.trainer.loop._programs import compile_programs
 
     fleet, steps, rng = Fleet.parse(FLEET), [], np.random.default_rng(0)
     for row in rows:

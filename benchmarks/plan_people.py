@@ -126,7 +126,7 @@ def planned_beside(row: Expressed, model: str, budget: float, workers: int) -> d
         "people_compile_seconds": round(compiled - started, 1),
     }
     try:
-        plan = mw.plan(run, on=fleet, budget_seconds=budget, num_workers=workers)
+        plan = mw.plan(run, on=fleet, budget_seconds=budget)
     except MeshwrightError as error:
         return {**told, "failed": error.message.splitlines()[0], "notes": notes}
     return {**told, **_compared(plan, people, row), "notes": notes}

@@ -30,7 +30,7 @@ from _torch_decoder import Decoder, copy_weights
 import meshwright as mw
 from meshwright.config import RunConfig, TransformerModel, load_config
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.step import build_step
 
 ROUNDS, WARM_UP = 12, 2
 LARGEST_DIFFERENCE = 1e-4  # of fp32 losses near 6, whose sums are ordered otherwise

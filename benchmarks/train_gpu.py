@@ -36,7 +36,7 @@ from _record import write_record
 import meshwright as mw
 from meshwright.config import AdamWOptimizer, Layout, RunConfig, TransformerModel, load_config
 from meshwright.hardware import Fleet
-from meshwright.training import devices_of, local_fleet
+from meshwright.trainer.loop import devices_of, local_fleet
 
 WARM_UP = 2  # rounds
 STEPS = 10  # of a round
@@ -61,7 +61,7 @@ class Ours:
         import jax
 
         from meshwright.sharding import mesh_of
-        from meshwright.training._programs import compile_programs
+        from meshwright.trainer.loop._programs import compile_programs
 
         self.wait = jax.block_until_ready
         layout = Layout.parse(config.layout).resolve(fleet.num_devices)

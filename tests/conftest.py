@@ -128,7 +128,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not session.config.getoption("cacheclear", False):
         kept.bring(SESSION)
     from meshwright.hardware import Calibration
-    from meshwright.measure import _calibration
+    from meshwright.measure import _kept_calibration as _calibration
 
     rates = Calibration(
         matmul_flops_per_second={"fp32": 5e10, "bf16": 3e10},

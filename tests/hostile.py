@@ -270,8 +270,8 @@ def safetensors(header: bytes, data: bytes) -> bytes:
 def weights(draw: Draw, folder: Path) -> Any:
     """The safetensors files of a model, perhaps with an index."""
     from meshwright.config import load_config
-    from meshwright.training._weights import FirstWeights
-    from meshwright.weights import WeightFiles
+    from meshwright.trainer.loop._weights import FirstWeights
+    from meshwright.trainer.weights import WeightFiles
 
     outside = json.dumps({SECRET: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     (folder.parent / "secret.safetensors").write_bytes(safetensors(outside, bytes(8)))
@@ -362,7 +362,7 @@ def _expression(draw: Draw) -> str:
 def template(draw: Draw, folder: Path) -> Any:
     """A model's tokenizer with its settings and its chat template."""
     from meshwright.config import load_config
-    from meshwright.data import open_data
+    from meshwright.trainer.data import open_data
 
     settings: Any = {**SETTINGS, "chat_template": template_of(draw)}
     tokenizer: Any = TOKENIZER
@@ -407,7 +407,7 @@ def _megatron(tokens: np.ndarray) -> bytes:
 def data(draw: Draw, folder: Path) -> Any:
     """Token files of each format with what lies beside them, a mixture, texts, or images."""
     from meshwright.config import load_config
-    from meshwright.data import open_data, tokenize
+    from meshwright.trainer.data import open_data, tokenize
 
     tokens = np.arange(400, dtype="<u2") % 256
     name, form = draw.choice(
@@ -478,7 +478,7 @@ def _write_text(draw: Draw, path: Path) -> None:
 
 def _images(draw: Draw, folder: Path) -> Any:
     from meshwright.config import load_config
-    from meshwright.data import open_data, write_images
+    from meshwright.trainer.data import open_data, write_images
 
     images, labels = np.zeros((4, 28, 28), np.uint8), np.arange(4, dtype=np.uint8)
     write_images(folder, train=(images, labels), held_out=(images, labels))
@@ -559,11 +559,11 @@ RECONCILIATION = {
 def run(draw: Draw, folder: Path) -> Any:
     """What lies in a run's folder, as its page and its resumption read it."""
     from meshwright.config import load_config
-    from meshwright.report._facts import read_run
     from meshwright.report._results import run_page
-    from meshwright.training import base_of
-    from meshwright.training._recording import metrics_of
-    from meshwright.training._run_folder import last_recorded_step
+    from meshwright.report._saved_facts import read_run
+    from meshwright.trainer.loop import base_of
+    from meshwright.trainer.loop._recording import metrics_of
+    from meshwright.trainer.loop._run_folder import last_recorded_step
 
     lines = [{"step": step, "loss": 2.0 / step, "seconds": 0.1} for step in (1, 2, 3)]
     trees: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from meshwright.config import RunConfig
-from meshwright.data import open_data
-from meshwright.step import TrainStep
+from meshwright.trainer.data import open_data
+from meshwright.trainer.step import TrainStep
 
 
 def run_steps(config: RunConfig, built: TrainStep, state: Any, steps: int) -> tuple[list[float], Any]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-import meshwright.checkpoint
-from meshwright.api import _weigh as api
+import meshwright.trainer.checkpoint
 from meshwright.config import TransformerModel, load_config
 from meshwright.extras import how_to_install
 
@@ -98,7 +97,7 @@ def test_a_step_in_fp32_keeps_no_narrow_number_and_one_in_bf16_does(small, large
 
 def test_the_json_has_the_names_that_others_build_on(small):
     found = json.loads(json.dumps(small.to_dict()))
-    assert found["schema"] == 6
+    assert found["schema"] == 7
     fleet = found["fleet"]
     assert (fleet["name"], fleet["chip"], fleet["num_devices"]) == ("8xH100", "H100", 8)
     assert fleet["inside_bytes_per_second"] > fleet["between_bytes_per_second"] > 0
@@ -162,7 +161,7 @@ def test_a_foreign_program_cannot_be_trained(monkeypatch, tmp_path):
 
 
 def test_a_fleet_that_is_not_attached_is_told_before_anything_is_compiled_or_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(api, "compile_program", None)
+    monkeypatch.setattr("meshwright.programs._weighed.compile_program", None)
     with pytest.raises(mw.InputError, match="8xH100 is not attached"):
         mw.train("bytes-nano", on="8xH100", folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -195,7 +194,7 @@ def test_a_layout_that_does_not_cover_the_fleet_is_the_users_mistake():
 
 
 def test_train_is_the_verb_also_when_its_package_was_imported():
-    importlib.import_module("meshwright.training")
+    importlib.import_module("meshwright.trainer.loop")
     assert callable(mw.train)
 
 
@@ -205,8 +204,8 @@ def test_the_package_tells_an_unknown_name_as_python_does():
 
 
 def test_names_that_are_imported_late_can_be_completed():
-    assert {"weigh", "train", "tools"} <= set(dir(mw))
-    assert "restore" in dir(meshwright.checkpoint)
+    assert {"weigh", "train", "torch_step"} <= set(dir(mw))
+    assert "restore" in dir(meshwright.trainer.checkpoint)
 
 
 def test_every_public_name_is_there():
@@ -249,7 +248,7 @@ def test_the_steps_of_a_preset_are_of_its_own_batch():
     other = {"batch.sequences": 128}
     assert mw.weigh("linear", on="1xCPU", overrides=other).num_steps is None
     assert mw.weigh("linear", on="1xCPU", overrides={**other, "steps": 70}).num_steps == 70
-    assert mw.weigh("linear", on="1xCPU", overrides=other, tokens=12800).num_steps == 100
+    assert mw.weigh("linear", on="1xCPU", overrides=other, run=mw.RunLength(tokens=12800)).num_steps == 100
 
 
 def test_fine_tuning_has_a_batch_of_its_own_and_no_steps_of_pretraining(tmp_path):

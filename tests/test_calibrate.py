@@ -8,11 +8,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.api._calibrate import forget, measured_steps_in
-from meshwright.api._known_plans import _file
 from meshwright.api._reconcile import history, history_path
 from meshwright.hardware import Fleet
 from meshwright.measure import describe_host, measured_runs_path
-from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_cached
+from meshwright.measure._kept_calibration import calibration_of_this_machine, path_of, write_cached
 from meshwright.predict import class_of
 
 pytestmark = pytest.mark.once
@@ -49,7 +48,7 @@ def traced(cache, tmp_path_factory):
             steps=6,
             folder=folder / "run",
             overrides=SMALL,
-            profile=folder / "trace",
+            session=mw.Session(profile=folder / "trace"),
         )
     return run, folder / "trace"
 
@@ -104,14 +103,6 @@ def test_kernels_that_the_backward_pass_runs_again_have_a_factor_of_their_own():
     again = {each.name: each for each in made.classes}["recomputed"]
     assert (again.num_runs, again.measured_seconds) == (2, None)
     assert 0 < again.predicted_seconds < made.steps[0].before.expected / 2
-
-
-def test_a_plan_that_was_remembered_without_a_measured_step_is_not_used_with_it():
-    config, fleet = mw.load("linear"), Fleet.parse("8xH100")
-    before = _file(config, fleet)
-    mw.calibrate("linear", on="8xH100", measured="10ms")
-    assert _file(config, fleet) != before
-    assert _file(config, Fleet.parse("8xA100")) == _file(config, Fleet.parse("8xA100"))
 
 
 def test_a_run_calibrates_by_the_steps_that_its_folder_holds(traced):
@@ -251,10 +242,22 @@ def test_kept_steps_that_cannot_be_read_stop_a_prediction_with_the_way_back():
 
 def test_a_run_too_short_to_trace_and_a_trace_that_cannot_be_written_are_refused(tmp_path):
     with pytest.raises(mw.InputError, match="a run of 4 steps is too short for a trace"):
-        mw.train("linear", on="1xCPU", steps=4, folder=tmp_path / "run", profile=tmp_path / "trace")
+        mw.train(
+            "linear",
+            on="1xCPU",
+            steps=4,
+            folder=tmp_path / "run",
+            session=mw.Session(profile=tmp_path / "trace"),
+        )
     (tmp_path / "file").write_text("")
     with pytest.raises(mw.InputError, match="cannot write a trace to"):
-        mw.train("linear", on="1xCPU", steps=6, folder=tmp_path / "run", profile=tmp_path / "file" / "trace")
+        mw.train(
+            "linear",
+            on="1xCPU",
+            steps=6,
+            folder=tmp_path / "run",
+            session=mw.Session(profile=tmp_path / "file" / "trace"),
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -271,7 +274,7 @@ def test_a_run_and_its_folder_give_the_same_comparison_and_the_history_holds_it_
 def test_training_adds_to_the_history(tmp_path):
     mw.train("linear", on="1xCPU", steps=3, folder=tmp_path / "run")
     assert {(row.run, row.steps) for row in history().rows} == {(str(tmp_path / "run"), 3)}
-    mw.train(on="1xCPU", steps=5, folder=tmp_path / "run", resume=True)
+    mw.train(on="1xCPU", steps=5, folder=tmp_path / "run", session=mw.Session(resume=True))
     assert {row.steps for row in history().rows} == {3, 5}
 
 

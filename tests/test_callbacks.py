@@ -57,7 +57,7 @@ def check(weighed):
 @pytest.mark.parametrize("fleet", ["8xH100", "8xCPU"])
 def test_a_live_function_with_every_kind_of_call_is_weighed_on_an_abstract_mesh(fleet, forked_workers):
     jitted, arguments = program(AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,)))
-    check(mw.weigh(jitted, args=arguments, on=fleet))
+    check(mw.weigh(mw.jax_step(jitted, *arguments), on=fleet))
 
 
 @pytest.mark.parametrize("fleet", ["8xH100", "8xCPU"])
@@ -72,7 +72,7 @@ def test_ordered_calls_are_calls_of_the_target(forked_workers):
         return step(w, rows, ordered=True)
 
     arguments = (jnp.ones((WIDTH, WIDTH)), jnp.ones((ROWS, WIDTH)))
-    weighed = mw.weigh(ordered, args=arguments, on="1xH100")
+    weighed = mw.weigh(mw.jax_step(ordered, *arguments), on="1xH100")
     check(weighed)
     assert weighed.ledger.flops.executed == PRODUCTS
     text = read_text(weighed.folder, "program.hlo.txt")
@@ -81,7 +81,7 @@ def test_ordered_calls_are_calls_of_the_target(forked_workers):
 
 def test_the_rules_hold_for_one_lowering_only(forked_workers):
     jitted, arguments = program(AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,)))
-    mw.weigh(jitted, args=arguments, on="8xH100")
+    mw.weigh(mw.jax_step(jitted, *arguments), on="8xH100")
     another, _ = program(AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,)))
     with pytest.raises(ValueError, match="require devices"):
         another.trace(*arguments).lower(lowering_platforms=("cuda",))
@@ -95,7 +95,7 @@ def test_a_program_that_was_weighed_for_this_machine_still_calls_the_host(forked
         jax.debug.callback(lambda value: called.append(float(value)), jnp.sum(rows))
         return rows + 1
 
-    mw.weigh(calling, args=(jnp.ones(3),), on="1xCPU")
+    mw.weigh(mw.jax_step(calling, jnp.ones(3)), on="1xCPU")
     calling(jnp.ones(3))
     jax.effects_barrier()
     assert called == [3.0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.children import ABANDONED_SECONDS, OWNER, own_python, working_folder
+from meshwright.subprocesses import ABANDONED_SECONDS, OWNER, own_python, working_folder
 
 PATIENCE_SECONDS = 60
 SHADOWS = ("secrets", "numpy", "jax", "psutil", "token", "ast", "inspect")
@@ -69,7 +69,7 @@ def test_a_working_folder_is_there_for_the_block_alone(tmp_path: Path):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from meshwright.children import working_folder
+from meshwright.subprocesses import working_folder
 with working_folder("some-", Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(100)
@@ -117,8 +117,8 @@ from pathlib import Path
         time.sleep(0.01)
     {end}
 """
-GUARDED = "from meshwright.children import guard\nguard(os.getppid())\nif True:"
-WITHIN = "from meshwright.children import ending_descendants\nwith ending_descendants():"
+GUARDED = "from meshwright.subprocesses import guard\nguard(os.getppid())\nif True:"
+WITHIN = "from meshwright.subprocesses import ending_descendants\nwith ending_descendants():"
 
 
 @pytest.mark.skipif(
@@ -165,7 +165,7 @@ def test_a_process_ends_with_its_work_whatever_threads_are_left():
     """Python would wait for the thread, and the command for Python."""
     program = """
 import sys, threading, time
-from meshwright.children import end_after
+from meshwright.subprocesses import end_after
 threading.Thread(target=lambda: time.sleep(10**6)).start()
 def work():
     print("done")

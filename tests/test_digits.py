@@ -9,8 +9,8 @@ import pytest
 import meshwright as mw
 from meshwright.api import _train
 from meshwright.config import load_config
-from meshwright.data import open_data
-from meshwright.training import Evaluated
+from meshwright.trainer.data import open_data
+from meshwright.trainer.loop import Evaluated
 
 pytestmark = [pytest.mark.optimised, pytest.mark.once]
 
@@ -66,8 +66,7 @@ def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
     run = mw.train(
         "lenet-fashion",
         on=f"{devices}xCPU",
-        layout=f"data={devices}",
-        overrides=overrides(digits, devices),
+        overrides=[*overrides(digits, devices), f"layout=data={devices}"],
         folder=tmp_path / "run",
         on_event=look,
     )

@@ -38,7 +38,7 @@ def test_training_names_all_that_it_lacks_before_it_does_anything(monkeypatch, t
 
 @pytest.mark.parametrize(
     ("package", "module"),
-    [("tensorstore", "checkpoint._arrays"), ("tensorboardX", "training._recording")],
+    [("tensorstore", "trainer.checkpoint._stored_arrays"), ("tensorboardX", "trainer.loop._recording")],
 )
 def test_what_reads_or_writes_a_run_says_what_it_lacks(package, module, monkeypatch):
     importlib.import_module(f"meshwright.{module}")
@@ -91,6 +91,6 @@ def test_what_only_a_card_can_answer_is_refused_with_what_to_do():
     if any(device.platform == "gpu" for device in jax.devices()):
         pytest.skip("a card answers")
     with pytest.raises(mw.InputError, match="dnnCreate") as refused:
-        mw.weigh(layer, args=(jax.ShapeDtypeStruct((2, 4, 8), jnp.float32),), on="1xH100")
+        mw.weigh(mw.jax_step(layer, jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)), on="1xH100")
     assert "jax.lax.scan" in refused.value.hint
     assert how_to_install("cuda") in refused.value.hint

@@ -90,7 +90,7 @@ def test_figures_of_a_weighing_have_short_names(weighing):
     assert weighing.mfu == prediction.mfu
     assert weighing.tokens_per_second == 8 * prediction.tokens_per_second_per_device
     assert weighing.cost is None
-    priced = mw.weigh("linear", on="8xH100", price_per_device_hour=2.0)
+    priced = mw.weigh("linear", on="8xH100", run=mw.RunLength(price_per_device_hour=2.0))
     assert priced.cost == priced.run_total.cost.expected
 
 
@@ -167,54 +167,53 @@ def test_a_sweep_takes_values_as_a_dict_and_prints_as_its_table(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"config": "linear"}, "no fleet is named"),
-        ({"config": 3, "on": "8xH100"}, "int cannot be weighed"),
-        ({"config": "linear", "on": "8xH100", "args": ()}, "a config takes no args"),
+        ({"program": "linear", "on": None}, "no fleet is named"),
+        ({"program": 3, "on": "8xH100"}, "int is no program"),
+        ({"program": lambda x: x, "on": "8xH100"}, "function is no program"),
     ],
 )
 def test_what_cannot_be_weighed_is_refused_in_words(given, words):
     with pytest.raises(mw.InputError, match=words):
-        mw.weigh(given.pop("config"), **given)
+        mw.weigh(given.pop("program"), **given)
 
 
 def test_a_torch_module_is_weighed_by_the_same_verb():
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(8, 4)
-    account = mw.weigh(module, args=(torch.zeros(2, 8),), optimizer=torch.optim.SGD)
-    assert account.flops.forward == 2 * 2 * 8 * 4
-    assert account == mw.account_torch(module, torch.zeros(2, 8), optimizer=torch.optim.SGD)
+    step = mw.torch_step(module, torch.zeros(2, 8), optimizer=torch.optim.SGD)
+    alone, weighing = mw.weigh(step, on="1xH100"), mw.weigh(step, on="8xH100")
+    assert isinstance(weighing, mw.Weighing)
+    assert alone.ledger.flops.by_phase["forward"] == 2 * 2 * 8 * 4
+    assert weighing.ledger.flops.by_phase["forward"] == 8 * 2 * 2 * 8 * 4
+    assert "hand_sum" not in weighing.to_dict(), "what it lacks is absent"
     with pytest.raises(mw.InputError, match="takes no simulate"):
-        mw.weigh(module, args=(torch.zeros(2, 8),), simulate=True)
-    on_a_mesh = mw.weigh(module, args=(torch.zeros(2, 8),), on="8xH100", optimizer=torch.optim.SGD)
-    assert on_a_mesh.ledger.flops.by_phase["forward"] == 8 * account.flops.forward
-
-
-def test_the_tools_keep_their_old_names():
-    assert mw.tools.live_arrays is mw.live
-    assert mw.tools.device_memory is mw.memory
-    assert (mw.tools.footprint, mw.tools.clock) == (mw.footprint, mw.clock)
+        mw.weigh(step, on="8xH100", simulate=True)
+    with pytest.raises(mw.InputError, match="there is no compiled program"):
+        _ = weighing.compiled
+    with pytest.raises(mw.InputError, match="Linear is no program") as refused:
+        mw.weigh(module, on="8xH100")
+    assert "mw.torch_step(module, *inputs)" in refused.value.hint
 
 
 @pytest.mark.parametrize(
     "module",
     [
         "meshwright",
-        "meshwright.tools",
         "meshwright.api._explain",
         "meshwright.api._train",
         "meshwright.api._weigh",
         "meshwright.hardware._chip",
         "meshwright.hardware._fleet",
-        "meshwright.hardware._prices",
-        "meshwright.launch._job_files",
-        "meshwright.launch._yaml",
-        "meshwright.reconciliation",
-        "meshwright.records",
+        "meshwright.hardware._list_prices",
+        "meshwright.contrib.jobs._job_files",
+        "meshwright.contrib.jobs._yaml",
+        "meshwright.measure._reconciliation",
+        "meshwright.json_records",
         "meshwright.errors",
         "meshwright.units",
         "meshwright.formats",
         "meshwright.compiler._fingerprint",
-        "meshwright.config._base",
+        "meshwright.config._section",
         "meshwright.config._layout",
         "meshwright.config._layout_checks",
         "meshwright.config._load",
@@ -222,9 +221,9 @@ def test_the_tools_keep_their_old_names():
         "meshwright.hlo._walks",
         "meshwright.hlo._annotations",
         "meshwright.hlo._text",
-        "meshwright.predict._records",
-        "meshwright.ledger._rules",
-        "meshwright.checkpoint._checkpoints",
+        "meshwright.predict._prediction_records",
+        "meshwright.ledger._work_rules",
+        "meshwright.trainer.checkpoint._checkpoints",
     ],
 )
 def test_the_examples_of_public_names_run(module):

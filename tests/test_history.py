@@ -14,7 +14,7 @@ import pytest
 
 from meshwright.api import _reconcile
 from meshwright.api._reconcile import add_to_history, history, history_path
-from meshwright.reconciliation import PastRow, Reconciliation, Row
+from meshwright.measure._reconciliation import PastRow, Reconciliation, Row
 from tests import commands
 
 ROW = Row(quantity="step seconds", unit="seconds", predicted=1.0, measured=2.0, how="clock")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import open_data, write_sample_images
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.data import open_data, write_sample_images
+from meshwright.trainer.step import build_step
 
 pytestmark = [pytest.mark.optimised, pytest.mark.once]
 

@@ -10,7 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright.config import Ticks
 from meshwright.ledger import Collective, Finding, Ledger
-from meshwright.reconciliation import Calibrated, CalibratedClass, CalibratedStep, History, PastRow
+from meshwright.measure._reconciliation import Calibrated, CalibratedClass, CalibratedStep, History, PastRow
 from tests import commands
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
@@ -45,7 +45,7 @@ def objects(value, path=""):
 @pytest.fixture(scope="module")
 def printed():
     """What the command that every reader types first prints; compiled once with the library."""
-    weighing = mw.weigh("bytes-nano", on="8xH100", price_per_device_hour=1.8)
+    weighing = mw.weigh("bytes-nano", on="8xH100", run=mw.RunLength(price_per_device_hour=1.8))
     return json.loads(json.dumps(weighing.to_dict()))
 
 

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.compiler import _kernels
+from meshwright.compiler import _kernel_calls as _kernels
 from meshwright.worker._traced import count_traced
 
 with warnings.catch_warnings():
@@ -145,7 +145,7 @@ def operands(rows=M):
 
 
 def test_a_kernel_of_the_users_is_one_call_of_the_compiled_program(forked_workers):
-    weighed = mw.weigh(lambda x, y: matmul(x, y, name="mine"), args=operands(), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(lambda x, y: matmul(x, y, name="mine"), *operands()), on="1xH100")
     assert weighed.ledger.flops.model == weighed.ledger.flops.executed == 2 * M * K * N
     assert weighed.ledger.flops.by_format == {"fp16": 2 * M * K * N}
     assert weighed.ledger.unpriced == ()
@@ -160,7 +160,7 @@ def test_attention_by_triton_is_one_call_forward_and_one_backward(forked_workers
     def loss(*heads):
         return function(*heads).astype(jnp.float32).sum()
 
-    weighed = mw.weigh(jax.grad(loss, (0, 1, 2)), args=arguments, on="1xH100")
+    weighed = mw.weigh(mw.jax_step(jax.grad(loss, (0, 1, 2)), *arguments), on="1xH100")
     assert weighed.ledger.unpriced == ()
     assert weighed.ledger.flops.model == 6 * PRODUCT // 2
     traced = weighed.compiled.traced_flops
@@ -180,7 +180,7 @@ def test_a_kernel_under_shard_map_counts_on_every_device(forked_workers):
         matmul, mesh=mesh, in_specs=(PartitionSpec("data"), PartitionSpec()), out_specs=PartitionSpec("data"),
         check_vma=False,
     )  # fmt: skip
-    weighed = mw.weigh(split, args=(rows, columns), on="8xH100")
+    weighed = mw.weigh(mw.jax_step(split, rows, columns), on="8xH100")
     assert weighed.ledger.flops.model == weighed.ledger.flops.executed == 8 * 2 * M * K * N
 
 
@@ -219,7 +219,7 @@ def test_a_registered_rule_comes_first(own_rules, forked_workers):
         return mw.KernelFlops(model=m * k * n, executed=3 * m * k * n)
 
     mw.register_kernel("mine", rule)
-    weighed = mw.weigh(lambda x, y: matmul(x, y, name="mine_too"), args=operands(), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(lambda x, y: matmul(x, y, name="mine_too"), *operands()), on="1xH100")
     assert weighed.ledger.flops.model == M * K * N
     assert weighed.ledger.flops.executed == 3 * M * K * N
     assert "kernel mine_too: FLOPs by a registered rule" in weighed.ledger.assumptions
@@ -261,7 +261,7 @@ def test_a_rules_file_reaches_a_program_by_name(tmp_path, monkeypatch, forked_wo
     assert mw.weigh("outside:program", on="1xH100").ledger.flops.model == 0
     for flops in (1000, 3000):  # another rule is another account of the same program
         (tmp_path / "rules.py").write_text(RULES.format(flops=flops))
-        found = mw.weigh("outside:program", on="1xH100", rules="rules.py").ledger.flops
+        found = mw.weigh(mw.jax_step("outside:program", rules="rules.py"), on="1xH100").ledger.flops
         assert found.model == found.executed == flops
 
 
@@ -275,12 +275,7 @@ def test_rules_that_fail_are_refused_with_their_words(text, words, tmp_path, mon
     if text is not None:
         (tmp_path / "rules.py").write_text(text)
     with pytest.raises(mw.InputError, match=words):
-        mw.weigh("outside:program", on="1xCPU", rules="rules.py")
-
-
-def test_a_configuration_takes_no_rules(tmp_path):
-    with pytest.raises(mw.InputError, match="a configuration takes no rules"):
-        mw.weigh("linear", on="1xCPU", rules=tmp_path)
+        mw.weigh(mw.jax_step("outside:program", rules="rules.py"), on="1xCPU")
 
 
 @pytest.mark.parametrize(

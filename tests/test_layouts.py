@@ -25,9 +25,9 @@ import optax
 import pytest
 
 from meshwright.config import Layout, RunConfig, check_layout, load_config, resolve_batch
-from meshwright.data import open_data
 from meshwright.sharding import mesh_of
-from meshwright.step import TrainStep, build_step
+from meshwright.trainer.data import open_data
+from meshwright.trainer.step import TrainStep, build_step
 from tests.rounding import Rounding, rounding_of
 
 pytestmark = pytest.mark.quick

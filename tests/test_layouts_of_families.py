@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from meshwright.config import Layout, check_layout, load_config
-from meshwright.data import open_data
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.data import open_data
+from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
 

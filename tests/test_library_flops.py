@@ -11,14 +11,7 @@ import pytest
 from jax import lax
 
 import meshwright as mw
-from meshwright.hlo import (
-    NO_VECTORS,
-    ROUTINES,
-    THIN_VECTORS,
-    fft_flops,
-    library_flops,
-    parse_program,
-)
+from meshwright.hlo import NO_VECTORS, ROUTINES, THIN_VECTORS, fft_flops, library_flops, parse_program
 from meshwright.ledger import executions_of
 from meshwright.ledger._flops import executed_flops
 from meshwright.worker._traced import count_traced
@@ -361,7 +354,7 @@ ON_GPUS = {
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_on_a_gpu_they_have_flops_and_their_time_has_no_upper_end(name, forked_workers):
     function, *arguments = ON_GPUS[name]
-    weighing = mw.weigh(function, args=arguments, on="1xH100")
+    weighing = mw.weigh(mw.jax_step(function, *arguments), on="1xH100")
     flops, prediction = weighing.ledger.flops, weighing.prediction
     assert prediction is not None
     assert flops.executed == flops.model == model(function, *arguments)
@@ -376,7 +369,7 @@ def test_on_a_gpu_they_have_flops_and_their_time_has_no_upper_end(name, forked_w
 def test_work_of_which_no_peak_is_known_leaves_the_utilisation_unknown(forked_workers):
     """An integer product has no peak on this chip: without its time the FLOPs would exceed the peak."""
     integers, small = array(4096, 4096, dtype=jnp.int32), array(256, 256, dtype=jnp.bfloat16)
-    weighing = mw.weigh(lambda a, b: (a @ a, b @ b), args=(integers, small), on="1xH100")
+    weighing = mw.weigh(mw.jax_step(lambda a, b: (a @ a, b @ b), integers, small), on="1xH100")
     assert weighing.ledger.flops.model == 2 * 4096**3 + 2 * 256**3
     assert weighing.prediction is not None
     assert weighing.prediction.mfu is None

@@ -623,7 +623,7 @@ def keeps_precision():
 def test_a_step_of_a_library_has_the_flops_counted_by_hand(make, keeps_precision, forked_workers):
     with jax.numpy_rank_promotion("allow"):  # Keras adds biases that way
         step, args, flops = make()
-        weighed = mw.weigh(step, args=args, on="8xH100")
+        weighed = mw.weigh(mw.jax_step(step, *args), on="8xH100")
     assert weighed.ledger.flops.model == flops
     assert weighed.ledger.unpriced == ()
     assert weighed.fits is True
@@ -652,7 +652,7 @@ def test_a_step_of_no_u_turn_sampling_counts_one_round_and_says_so(forked_worker
     kernel, x, y = NUTS(model), jnp.ones((ROWS, WIDTH)), jnp.ones(ROWS)
     state = kernel.init(jax.random.key(0), 10, None, (x, y), {})
     weighed = mw.weigh(
-        jax.jit(lambda state, x, y: kernel.sample(state, (x, y), {})), args=(state, x, y), on="1xH100"
+        mw.jax_step(jax.jit(lambda state, x, y: kernel.sample(state, (x, y), {})), state, x, y), on="1xH100"
     )
     assert weighed.ledger.flops.model > 0
     assert any(
@@ -672,6 +672,6 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
 model.fit(np.ones((320, 64), "float32"), np.ones(320, int), batch_size=32, epochs=2)
 """)
-    (weighed,) = mw.weigh_script(["python", str(tmp_path / "fit.py")], on="1xH100")
+    weighed = mw.weigh(mw.script("python", str(tmp_path / "fit.py")), on="1xH100")
     assert weighed.ledger.flops.model == product(32, 64, 128, 2) + product(32, 128, 10)
     assert max(outside_any_scope(weighed)) <= 0.1

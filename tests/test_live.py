@@ -64,7 +64,7 @@ PRODUCTS = 2 * 2 * ROWS * WIDTH * WIDTH  # forward, and for the weights' gradien
     ids=["plain", "jit", "donated", "partial", "lambda"],
 )
 def test_every_form_of_a_function_has_the_flops_counted_by_hand(form, abstract_mesh, forked_workers):
-    weighed = mw.weigh(form, args=arguments(abstract_mesh), on="8xH100")
+    weighed = mw.weigh(mw.jax_step(form, *arguments(abstract_mesh)), on="8xH100")
     assert weighed.ledger.flops.model == weighed.ledger.flops.executed == PRODUCTS
     state_bytes = 3 * WIDTH * WIDTH * 4 // 8
     assert state_bytes <= sum(each.device_bytes for each in weighed.compiled.arguments) < state_bytes + 20_000
@@ -74,10 +74,10 @@ def test_every_form_of_a_function_has_the_flops_counted_by_hand(form, abstract_m
 
 def test_a_traced_call_is_the_program_of_its_function(abstract_mesh, forked_workers):
     given = arguments(abstract_mesh)
-    traced = mw.weigh(jax.jit(step).trace(*given), on="8xH100")
+    traced = mw.weigh(mw.jax_step(jax.jit(step).trace(*given)), on="8xH100")
     assert traced.name == "program:step"
     assert traced.ledger.flops.model == PRODUCTS
-    named = mw.weigh(jax.jit(step), args=given, on="8xH100")
+    named = mw.weigh(mw.jax_step(jax.jit(step), *given), on="8xH100")
     assert traced.compiled.arguments == named.compiled.arguments
     assert traced.ledger.memory.by_category == named.ledger.memory.by_category
 
@@ -85,16 +85,16 @@ def test_a_traced_call_is_the_program_of_its_function(abstract_mesh, forked_work
 def test_a_traced_call_takes_no_arguments_and_a_lowered_one_is_refused(abstract_mesh):
     given = arguments(abstract_mesh)
     with pytest.raises(mw.InputError, match="a traced call has its arguments already"):
-        mw.weigh(jax.jit(step).trace(*given), args=given, on="8xH100")
+        mw.weigh(mw.jax_step(jax.jit(step).trace(*given), *given), on="8xH100")
     with pytest.raises(mw.InputError, match="Lowered cannot be weighed") as refused:
-        mw.weigh(jax.jit(step).trace(*given).lower(lowering_platforms=("cuda",)), on="8xH100")
+        mw.jax_step(jax.jit(step).trace(*given).lower(lowering_platforms=("cuda",)))
     assert "step.trace" in refused.value.hint
 
 
 def test_what_is_donated_is_no_output_of_its_own(abstract_mesh, forked_workers):
     given = arguments(abstract_mesh)
-    kept = mw.weigh(jax.jit(step), args=given, on="8xH100").ledger.memory
-    donated = mw.weigh(jax.jit(step, donate_argnums=0), args=given, on="8xH100").ledger.memory
+    kept = mw.weigh(mw.jax_step(jax.jit(step), *given), on="8xH100").ledger.memory
+    donated = mw.weigh(mw.jax_step(jax.jit(step, donate_argnums=0), *given), on="8xH100").ledger.memory
     assert kept.by_category["outputs"] > 90_000
     assert donated.by_category.get("outputs", 0) < 1_000
 
@@ -104,9 +104,9 @@ def test_real_arrays_on_simulated_devices_are_as_shapes(mesh, abstract_mesh, for
     split = NamedSharding(here, PartitionSpec("data"))
     state = {"w": jax.device_put(jnp.ones((WIDTH, WIDTH)), split)}
     rows = jax.device_put(jnp.ones((ROWS, WIDTH)), split)
-    found = mw.weigh(jax.jit(jax.grad(loss)), args=(state, rows), on="8xH100")
+    found = mw.weigh(mw.jax_step(jax.jit(jax.grad(loss)), state, rows), on="8xH100")
     shapes = arguments(abstract_mesh)
-    expected = mw.weigh(jax.jit(jax.grad(loss)), args=(shapes[0]["parameters"], shapes[1]), on="8xH100")
+    expected = mw.weigh(mw.jax_step(jax.jit(jax.grad(loss)), shapes[0]["parameters"], shapes[1]), on="8xH100")
     assert found.ledger.flops == expected.ledger.flops
     assert found.ledger.memory.by_category == expected.ledger.memory.by_category
 
@@ -133,7 +133,7 @@ def test_a_function_and_its_name_are_one_program(name, fleet, mesh, monkeypatch,
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     args, kwargs = jax.tree.map(placed, (tuple(args), rest[0] if rest else {}))
-    live = mw.weigh(called, args=args, kwargs=kwargs, on=fleet)
+    live = mw.weigh(mw.jax_step(called, *args, **kwargs), on=fleet)
     named = mw.weigh(name, on=fleet, layout="data=8")
     assert live.ledger.flops == named.ledger.flops
     assert live.ledger.memory.reserved_bytes == named.ledger.memory.reserved_bytes
@@ -147,7 +147,7 @@ def test_leaves_that_are_no_arrays_are_closed_over(forked_workers):
         return jnp.sum(rows @ rows) + jax.random.normal(key, ())
 
     rows = np.ones((32, 32), np.float32)
-    weighed = mw.weigh(product, args=("square", rows), kwargs={"key": jax.random.key(0)}, on="1xH100")
+    weighed = mw.weigh(mw.jax_step(product, "square", rows, key=jax.random.key(0)), on="1xH100")
     assert weighed.ledger.flops.model == 2 * 32**3
     assert [each.path for each in weighed.compiled.arguments] == ["rows", "key"]
 
@@ -161,7 +161,9 @@ def test_a_pmapped_step_holds_on_each_device_one_slice(forked_workers):
         jax.ShapeDtypeStruct((8, WIDTH, WIDTH), jnp.float32),
         jax.ShapeDtypeStruct((8, ROWS, WIDTH), jnp.float32),
     )
-    weighing = mw.weigh(jax.pmap(update, axis_name="replica", donate_argnums=0), args=arguments, on="8xH100")
+    weighing = mw.weigh(
+        mw.jax_step(jax.pmap(update, axis_name="replica", donate_argnums=0), *arguments), on="8xH100"
+    )
     w, rows = weighing.compiled.arguments
     assert (w.device_bytes, rows.device_bytes) == (4 * WIDTH * WIDTH, 4 * ROWS * WIDTH)
     held = weighing.ledger.memory.by_category
@@ -185,7 +187,7 @@ def test_a_shard_map_of_arguments_without_a_mesh_splits_them(abstract_mesh, fork
     )
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, WIDTH), (ROWS, WIDTH))]
     for form in (split, jax.jit(split)):
-        weighing = mw.weigh(form, args=arguments, on="8xH100")
+        weighing = mw.weigh(mw.jax_step(form, *arguments), on="8xH100")
         found = [argument.device_bytes for argument in weighing.compiled.arguments]
         assert found == [4 * WIDTH * WIDTH // 8, 4 * ROWS * WIDTH // 8]
         assert weighing.ledger.flops.model == weighing.ledger.flops.executed == 2 * ROWS * WIDTH**2
@@ -194,7 +196,7 @@ def test_a_shard_map_of_arguments_without_a_mesh_splits_them(abstract_mesh, fork
 def test_a_pmap_over_more_than_the_process_has_is_refused_in_words():
     rows = jax.ShapeDtypeStruct((16, 4), jnp.float32)
     with pytest.raises(mw.InputError, match="jax_num_cpu_devices") as refused:
-        mw.weigh(jax.pmap(lambda x: x * 2), args=(rows,), on="16xH100")
+        mw.weigh(mw.jax_step(jax.pmap(lambda x: x * 2), rows), on="16xH100")
     assert "needs a device for each slice, and this process has 8" in str(refused.value)
 
 
@@ -202,17 +204,17 @@ def test_the_transposed_products_of_a_resized_image_compile(forked_workers):
     """XLA of jax 0.10 finds no tiles for them without a device; cuBLAS needs none."""
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     weighing = mw.weigh(
-        lambda x: jax.image.resize(x, (2, 64, 64, 3), "bilinear"), args=(images,), on="1xH100"
+        mw.jax_step(lambda x: jax.image.resize(x, (2, 64, 64, 3), "bilinear"), images), on="1xH100"
     )
     rows, columns = 2 * 32 * 3 * 64 * 32, 2 * 64 * 3 * 64 * 32
     assert weighing.ledger.flops.model == weighing.ledger.flops.executed == 2 * (rows + columns)
 
 
 def test_without_a_mesh_one_device_works_and_that_is_said(forked_workers):
-    weighed = mw.weigh(step, args=arguments(), on="8xH100")
+    weighed = mw.weigh(mw.jax_step(step, *arguments()), on="8xH100")
     assert weighed.ledger.flops.model == PRODUCTS
     assert "One device of 8xH100 works, and 7 stand idle" in str(weighed)
-    assert mw.weigh(step, args=arguments(), on="1xH100").ledger.assumptions == ()
+    assert mw.weigh(mw.jax_step(step, *arguments()), on="1xH100").ledger.assumptions == ()
 
 
 @pytest.mark.parametrize(
@@ -225,21 +227,21 @@ def test_without_a_mesh_one_device_works_and_that_is_said(forked_workers):
 )
 def test_what_cannot_be_weighed_is_refused(keywords, words, abstract_mesh):
     with pytest.raises(mw.InputError, match=words):
-        mw.weigh(step, args=arguments(abstract_mesh), **keywords)
+        mw.weigh(mw.jax_step(step, *arguments(abstract_mesh)), **keywords)
 
 
 def test_a_call_that_fails_is_told_with_its_own_words(abstract_mesh):
     with pytest.raises(mw.InputError, match="the call of step failed while it was traced: TypeError"):
-        mw.weigh(step, args=arguments(abstract_mesh)[:1], on="8xH100")
+        mw.weigh(mw.jax_step(step, *arguments(abstract_mesh)[:1]), on="8xH100")
     with pytest.raises(mw.InputError, match="int cannot be weighed"):
-        mw.weigh(3, on="8xH100")
+        mw.jax_step(3)
 
 
 def test_a_second_weighing_comes_from_the_cache(abstract_mesh, forked_workers):
     given = arguments(abstract_mesh)
-    first = mw.weigh(step, args=given, on="8xH100")
-    assert mw.weigh(step, args=given, on="8xH100").compiled == first.compiled
-    assert mw.weigh(step, args=given, on="8xH100").cached
+    first = mw.weigh(mw.jax_step(step, *given), on="8xH100")
+    assert mw.weigh(mw.jax_step(step, *given), on="8xH100").compiled == first.compiled
+    assert mw.weigh(mw.jax_step(step, *given), on="8xH100").cached
 
 
 class Block(nnx.Module):
@@ -262,7 +264,7 @@ def test_work_without_scopes_belongs_to_the_functions_that_wrote_it(forked_worke
         gradients = nnx.grad(lambda block: jnp.mean(block(rows) ** 2))(block)
         optimizer.update(block, gradients)
 
-    weighed = mw.weigh(train_step, args=(block, optimizer, jnp.ones((ROWS, 64))), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(train_step, block, optimizer, jnp.ones((ROWS, 64))), on="1xH100")
     flops = weighed.ledger.flops
     assert flops.executed == flops.model == BLOCK_PRODUCTS
     (place,) = flops.by_module  # both products are on one line
@@ -279,7 +281,7 @@ def test_a_module_of_equinox_may_be_a_result(forked_workers):
         gradients = equinox.filter_grad(lambda network: jnp.mean(jax.vmap(network)(rows) ** 2))(network)
         return equinox.apply_updates(network, gradients)
 
-    weighed = mw.weigh(train_step, args=(network, jnp.ones((ROWS, 64))), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(train_step, network, jnp.ones((ROWS, 64))), on="1xH100")
     assert weighed.ledger.flops.model == BLOCK_PRODUCTS
     assert "" not in weighed.ledger.flops.by_module
 
@@ -291,7 +293,7 @@ def test_the_parts_of_a_state_have_their_roles(forked_workers):
 
     state, rows = arguments()
     state = {"params": state["parameters"], "opt_state": state["moments"]}
-    weighed = mw.weigh(jax.jit(train_step, donate_argnums=0), args=(state, rows), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(jax.jit(train_step, donate_argnums=0), state, rows), on="1xH100")
     by_category, size = weighed.ledger.memory.by_category, WIDTH * WIDTH * 4
     assert by_category["parameters"] == size
     assert 2 * size <= by_category["optimizer_state"] < 2 * size + 1024
@@ -318,7 +320,7 @@ def test_variables_of_nnx_have_their_paths_and_the_roles_of_their_classes(forked
 
     rows, scale = jnp.ones((ROWS, 64)), jnp.ones(())
     args = (rows, (network, optimizer, scale))
-    weighed = mw.weigh(train_step, args=args, kwargs={"scale": scale}, on="1xH100")
+    weighed = mw.weigh(mw.jax_step(train_step, *args, scale=scale), on="1xH100")
     role_of = {each.path: each.role for each in weighed.compiled.arguments}
     assert role_of["both[0].block.up.kernel"] == "parameters"
     assert role_of["both[0].norm.mean"] == "model_state"
@@ -346,7 +348,7 @@ def test_variables_of_nnx_in_a_state_have_roles_under_any_name(forked_workers):
 
         return jax.grad(loss, allow_int=True)(state)
 
-    weighed = mw.weigh(gradient, args=(state, jnp.ones((ROWS, 64))), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(gradient, state, jnp.ones((ROWS, 64))), on="1xH100")
     role_of = {each.path: each.role for each in weighed.compiled.arguments}
     assert role_of["state['opt']['kernel'].value"] == "parameters"
     assert role_of["rows"] == "rows"
@@ -370,7 +372,7 @@ def test_modules_of_equinox_and_states_of_optax_have_roles_under_any_name(forked
         updates, b = OPTIMIZER.update(gradients, b, a)
         return equinox.apply_updates(a, updates), b, c
 
-    weighed = mw.weigh(train_step, args=(network, moments, state, jnp.ones((ROWS, 64))), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(train_step, network, moments, state, jnp.ones((ROWS, 64))), on="1xH100")
     roles = {each.path.partition(".")[0].partition("[")[0]: each.role for each in weighed.compiled.arguments}
     assert roles == {"a": "parameters", "b": "optimizer_state", "c": "model_state", "d": "d"}
     assert weighed.ledger.memory.by_category["parameters"] == 4 * 2 * 64
@@ -383,7 +385,7 @@ def test_a_matrix_called_key_is_no_random_key(forked_workers):
 
     params = {"attention": {"key": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)}}
     rows = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
-    weighed = mw.weigh(jax.jit(projected), args=(params, jax.random.PRNGKey(0), rows), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(jax.jit(projected), params, jax.random.PRNGKey(0), rows), on="1xH100")
     assert [each.role for each in weighed.compiled.arguments] == ["parameters", "keys", "rows"]
 
 
@@ -407,19 +409,19 @@ def test_a_class_that_computes_with_its_arrays_may_be_an_argument(forked_workers
     rows = Checked(jnp.ones((ROWS, WIDTH)))
     with pytest.raises(TypeError, match="ArgInfo"):
         jax.jit(lambda rows: rows.value @ rows.value.T).lower(rows)
-    weighed = mw.weigh(jax.jit(lambda rows: rows.value @ rows.value.T), args=(rows,), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(jax.jit(lambda rows: rows.value @ rows.value.T), rows), on="1xH100")
     assert weighed.ledger.flops.model == 2 * ROWS * ROWS * WIDTH
 
 
 def test_the_first_line_says_how_many_devices_stand_idle(forked_workers):
-    weighed = mw.weigh(step, args=arguments(), on="8xH100")
+    weighed = mw.weigh(mw.jax_step(step, *arguments()), on="8xH100")
     assert weighed.idle_devices == weighed.to_dict()["idle_devices"] == 7
     assert "on 1xH100 (7 of the 8 devices named stand idle)" in str(weighed).splitlines()[0]
 
 
 def test_a_function_without_a_backward_pass_is_said_to_be_no_training_step(forked_workers):
     square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    weighed = mw.weigh(lambda w, x: jnp.tanh(x @ w), args=(square, square), on="1xH100")
+    weighed = mw.weigh(mw.jax_step(lambda w, x: jnp.tanh(x @ w), square, square), on="1xH100")
     assert weighed.warnings == (
         "No backward pass was found: these are the figures of a forward pass, not of a training step",
     )
@@ -429,6 +431,6 @@ def test_arguments_on_two_devices_are_refused_with_both_names():
     first, second = jax.devices()[:2]
     w, x = jax.device_put(jnp.ones((4, 4)), first), jax.device_put(jnp.ones((4, 4)), second)
     with pytest.raises(mw.InputError, match=r"w on device 0 \(cpu\), x on device 1 \(cpu\)") as refused:
-        mw.weigh(lambda w, x: (w @ x).sum(), args=(w, x), on="1xH100")
+        mw.weigh(mw.jax_step(lambda w, x: (w @ x).sum(), w, x), on="1xH100")
     assert "jax.device_put(y, x.sharding)" in refused.value.hint
-    assert mw.weigh(lambda w, x: (w @ x).sum(), args=(w, jnp.ones((4, 4))), on="1xH100").fits
+    assert mw.weigh(mw.jax_step(lambda w, x: (w @ x).sum(), w, jnp.ones((4, 4))), on="1xH100").fits

@@ -11,10 +11,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import Layout, check_layout, load_config, overridden
-from meshwright.data import open_data
 from meshwright.errors import InputError
-from meshwright.models import Context, model_of, with_adapters
-from meshwright.step import build_step
+from meshwright.trainer.data import open_data
+from meshwright.trainer.models import Context, model_of, with_adapters
+from meshwright.trainer.step import build_step
 from meshwright.worker._traced import count_traced
 
 pytestmark = pytest.mark.quick
@@ -202,7 +202,7 @@ def test_the_ledger_shows_what_is_frozen_and_moments_of_adapters_alone():
 @pytest.mark.once
 def test_a_plan_ranks_layouts_of_a_run_with_adapters():
     fixed, run = ["rest", "remat=full", "microbatch=1"], ["lora.rank=16", "layer_loop=keep"]
-    plan = mw.plan("llama3-8b", on="2xH100", fix=fixed, vary=["data=1,2"], budget_seconds=60, overrides=run)
+    plan = mw.plan("llama3-8b", on="2xH100", budget_seconds=60, overrides=run, search=[*fixed, *["data=1,2"]])
     assert plan.winner is not None
     assert len({candidate.layout for candidate in plan.candidates}) > 1
     whole = {**plan.winner.overrides, "layer_loop": "keep"}

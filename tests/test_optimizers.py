@@ -8,9 +8,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.models import Parameter, model_of
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step, optimizer_of
+from meshwright.trainer.models import Parameter, model_of
+from meshwright.trainer.step import build_step, optimizer_of
 from tests.stepping import run_steps
 
 pytestmark = pytest.mark.quick

@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.compiler import TracedFlops
 from meshwright.config import RunConfig, load_config, preset_names
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.step import build_step
 from meshwright.worker._traced import count_traced
 
 ROOT = Path(__file__).parents[1]

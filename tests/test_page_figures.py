@@ -16,8 +16,8 @@ from meshwright.config import load_config
 from meshwright.hardware import CATALOG, Fleet
 from meshwright.planning import space_of
 from meshwright.predict._factors import TAIL_OF_NOISE
+from meshwright.predict._rate_files import runs
 from meshwright.predict._rates import widths
-from meshwright.predict._tables import runs
 
 ROOT = Path(__file__).parents[1]
 

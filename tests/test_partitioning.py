@@ -38,7 +38,7 @@ def test_a_users_rule_partitions_the_call(fleet, mesh, forked_workers):
     def step(rows, w):
         return jnp.sum(scaled(3.0)(rows) @ w)
 
-    weighed = mw.weigh(step, args=arguments(mesh(data=8)), on=fleet)
+    weighed = mw.weigh(mw.jax_step(step, *arguments(mesh(data=8))), on=fleet)
     assert weighed.ledger.flops.model == weighed.ledger.flops.executed == 2 * ROWS * WIDTH * WIDTH
     assert weighed.ledger.unpriced == ()
     sums = sum(each.payload_bytes for each in weighed.ledger.traffic)
@@ -69,7 +69,7 @@ def test_cudnn_attention_is_the_program_that_its_name_has(mesh, monkeypatch, tmp
     named = mw.weigh("attending:program", on="8xH100")
     split = NamedSharding(mesh(data=8), PartitionSpec("data"))
     heads = jax.ShapeDtypeStruct(HEADS, jnp.bfloat16, sharding=split)
-    live = mw.weigh(jax.grad(attention, (0, 1, 2)), args=(heads,) * 3, on="8xH100")
+    live = mw.weigh(mw.jax_step(jax.grad(attention, (0, 1, 2)), *((heads,) * 3)), on="8xH100")
     batch, length, num_heads, width = HEADS
     product = 2 * batch * num_heads * length * length * width // 2  # the causal half
     assert live.ledger.flops.model == 6 * product
@@ -85,7 +85,7 @@ def test_another_rule_is_another_program(mesh, forked_workers, tmp_path, monkeyp
 
     def weigh(factor):
         call = scaled(factor)
-        return mw.weigh(lambda rows, w: call(rows) @ w, args=given, on="8xH100")
+        return mw.weigh(mw.jax_step(lambda rows, w: call(rows) @ w, *given), on="8xH100")
 
     first, second, again = weigh(3.0), weigh(4.0), weigh(3.0)
     assert not second.cached
@@ -103,10 +103,10 @@ def test_a_rule_that_fails_is_told_with_its_own_words(mesh, forked_workers):
 
     call.def_partition(partition, sharding_rule="i j -> i j")
     with pytest.raises(mw.CompileError, match="no such tiling"):
-        mw.weigh(lambda rows, w: call(rows) @ w, args=arguments(mesh(data=8)), on="8xH100")
+        mw.weigh(mw.jax_step(lambda rows, w: call(rows) @ w, *arguments(mesh(data=8))), on="8xH100")
 
 
 def test_an_abstract_mesh_is_not_enough(forked_workers):
     here = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
     with pytest.raises(mw.InputError, match="jax_num_cpu_devices"):
-        mw.weigh(lambda rows, w: scaled(2.0)(rows) @ w, args=arguments(here), on="8xH100")
+        mw.weigh(mw.jax_step(lambda rows, w: scaled(2.0)(rows) @ w, *arguments(here)), on="8xH100")

@@ -55,7 +55,7 @@ def test_placed_shapes_are_weighed_as_they_lie(forked_workers):
     def step(parameters, rows):
         return jax.grad(lambda p: jnp.sum((rows @ p["w"]) ** 2))(parameters)
 
-    weighed = mw.weigh(step, args=(parameters, rows), on="8xH100")
+    weighed = mw.weigh(mw.jax_step(step, parameters, rows), on="8xH100")
     assert [each.device_bytes for each in weighed.compiled.arguments] == [
         256 * 256 * 4 // 8,
         64 * 256 * 4 // 8,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.api._known_plans import remember, remembered
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet
 from meshwright.planned import PlanProgress
@@ -23,12 +22,10 @@ def made(forked_workers):
     return mw.plan(
         "bytes-nano",
         on="8xH100",
-        fix=[*FIXED, "context=1"],
         budget_seconds=1,
-        num_workers=2,  # two candidates are begun, however slow the machine is
         overrides=RUN,
-        tokens="1B",
-        price_per_device_hour=2,
+        search=[*FIXED, "context=1"],
+        run=mw.RunLength(tokens="1B", price_per_device_hour=2),
     )
 
 
@@ -112,23 +109,17 @@ def test_its_page_has_a_dot_for_each_candidate_and_shows_all_without_a_script(ma
 
 @pytest.mark.once
 def test_a_second_call_goes_on_from_what_the_first_compiled(made, forked_workers):
-    again = mw.plan(
-        "bytes-nano",
-        on="8xH100",
-        fix=[*FIXED, "context=1"],
-        budget_seconds=1,
-        num_workers=1,
-        overrides=RUN,
-    )
+    again = mw.plan("bytes-nano", on="8xH100", budget_seconds=1, overrides=RUN, search=[*FIXED, "context=1"])
     assert [candidate.cached for candidate in again.candidates].count(True) >= len(made.candidates) / 2
     assert again.winner.step_seconds.expected <= made.winner.step_seconds.expected
 
 
 @pytest.mark.once
 def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(monkeypatch, forked_workers):
-    from meshwright.api import _candidates
+    from meshwright.programs import _configured_plan
 
-    real, calls = _candidates.weigh_resolved, []
+    monkeypatch.setenv("MESHWRIGHT_PLAN_WORKERS", "1")
+    real, calls = _configured_plan.weigh_run, []
 
     def weigh(*args, **keywords):
         calls.append(args)
@@ -136,8 +127,8 @@ def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(mo
             raise CompileError("the worker died", hint="none")
         return real(*args, **keywords)
 
-    monkeypatch.setattr(_candidates, "weigh_resolved", weigh)
-    made = mw.plan("linear", on="2xH100", budget_seconds=60, num_workers=1)
+    monkeypatch.setattr(_configured_plan, "weigh_run", weigh)
+    made = mw.plan("linear", on="2xH100", budget_seconds=60)
     assert [c.failed for c in made.candidates if c.failed] == ["the worker died"]
     assert made.winner is not None
     assert "the worker died" in str(made)
@@ -146,7 +137,7 @@ def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(mo
 @pytest.mark.once
 def test_progress_tells_the_best_so_far(forked_workers):
     events = []
-    made = mw.plan("linear", on="2xH100", budget_seconds=1, num_workers=1, on_event=events.append)
+    made = mw.plan("linear", on="2xH100", budget_seconds=1, on_event=events.append)
     assert all(isinstance(event, PlanProgress) for event in events)
     assert events[0].best is None
     assert events[-1].num_considered == made.num_considered
@@ -154,9 +145,9 @@ def test_progress_tells_the_best_so_far(forked_workers):
 
 @pytest.mark.once
 def test_what_still_runs_when_the_time_is_over_is_cut_off(monkeypatch, forked_workers):
-    monkeypatch.setattr("meshwright.api._candidates.LEAST_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("meshwright.api._plan_runner.LEAST_GRACE_SECONDS", 0.0)
     changed = {"batch.sequences": 24}  # of a size that no other test compiles
-    made = mw.plan("linear", on="2xH100", budget_seconds=0.1, num_workers=1, overrides=changed)
+    made = mw.plan("linear", on="2xH100", budget_seconds=0.1, overrides=changed)
     assert made.winner is None
     assert all("cut off" in each.failed for each in made.candidates)
     assert "NONE COMPILED" in str(made)
@@ -190,7 +181,7 @@ def test_ctrl_c_returns_what_was_compiled_so_far(forked_workers):
         if event.num_compiled:
             raise KeyboardInterrupt
 
-    made = mw.plan("linear", on="2xH100", budget_seconds=60, num_workers=1, on_event=stop)
+    made = mw.plan("linear", on="2xH100", budget_seconds=60, on_event=stop)
     assert made.interrupted
     assert made.winner is not None
 
@@ -198,7 +189,14 @@ def test_ctrl_c_returns_what_was_compiled_so_far(forked_workers):
 @pytest.mark.once
 def test_a_list_price_is_used_with_its_provider_and_date(made, forked_workers):
     fix = [*FIXED, "context=1"]
-    listed = mw.plan("bytes-nano", on="8xH100", fix=fix, budget_seconds=0.1, tokens="1B", overrides=RUN)
+    listed = mw.plan(
+        "bytes-nano",
+        on="8xH100",
+        budget_seconds=0.1,
+        overrides=RUN,
+        search=fix,
+        run=mw.RunLength(tokens="1B"),
+    )
     assert listed.fleet.price_per_device_hour
     assert "20" in listed.price
     assert listed.price in " ".join(str(listed).split())
@@ -209,9 +207,9 @@ def test_a_list_price_is_used_with_its_provider_and_date(made, forked_workers):
     ("keywords", "words"),
     [
         ({"budget_seconds": 0}, "cannot be spent"),
-        ({"fix": ["tensor=3"]}, "no layout of bytes-nano on 8xH100 is legal"),
-        ({"fix": ["data=8"], "vary": ["data=4,8"]}, "data is fixed and varied"),
-        ({"fix": ["width=3"]}, "nothing that the planner chooses"),
+        ({"search": ["tensor=3"]}, "no layout of bytes-nano on 8xH100 is legal"),
+        ({"search": ["data=8", "data=4,8"]}, "data is given twice"),
+        ({"search": ["width=3"]}, "nothing that the planner chooses"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused_before_compiling(keywords, words):
@@ -245,7 +243,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_function_is_planned_over_its_meshes_and_knobs(own, forked_workers):
-    made = mw.plan(own, on="4xH100", fix=["narrow=False"], budget_seconds=60)
+    made = mw.plan(own, on="4xH100", budget_seconds=60, search=["narrow=False"])
     assert made.num_considered == 6  # three meshes, two values of `times`
     by_mesh = {(c.layout, c.overrides["times"]): c for c in made.candidates}
     # Six rows do not divide over four devices: that mesh alone is refused, and the others go on.
@@ -264,10 +262,10 @@ def test_a_function_is_planned_over_its_meshes_and_knobs(own, forked_workers):
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"fix": ["times=3"]}, "none of its values"),
-        ({"fix": ["model=x"]}, "no size of a mesh axis"),
-        ({"tokens": "1B"}, "tokens '1B' cannot be used"),
-        ({"fix": ["data=3"]}, "no mesh of data, model has the 4 devices"),
+        ({"search": ["times=3"]}, "none of its values"),
+        ({"search": ["model=x"]}, "no size of a mesh axis"),
+        ({"run": mw.RunLength(tokens="1B")}, "tokens '1B' cannot be used"),
+        ({"search": ["data=3"]}, "no mesh of data, model has the 4 devices"),
     ],
 )
 def test_what_a_function_cannot_have_is_refused(own, keywords, words, forked_workers):
@@ -285,39 +283,13 @@ def test_a_functions_knobs_can_be_weighed_by_name(own, forked_workers):
         mw.weigh(own, on="2xH100", overrides={"times": 7})
 
 
-@pytest.mark.wide
 @pytest.mark.once
-def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made):
-    poor = {**RUN, "layout": "data=4,tensor=2", "remat": "full"}
-    weighed = mw.weigh("bytes-nano", on="8xH100", overrides=poor)
-    assert weighed.step_seconds > made.winner.step_seconds.expected / 0.95, "else nothing is to be said"
+def test_weigh_names_the_command_that_plans(forked_workers):
     command = "meshwright plan bytes-nano --on 8xH100 --set model.num_layers=1"
-    assert weighed.plan.command == command
-    assert weighed.plan.step_seconds <= made.winner.step_seconds.expected
-    assert f"PLAN: {weighed.plan.layout}, {weighed.plan.settings} takes" in " ".join(str(weighed).split())
-    best = mw.weigh("bytes-nano", on="8xH100", overrides=RUN | remembered(made.config, made.fleet))
-    assert best.step_seconds == weighed.plan.step_seconds
-    assert best.plan.layout is None
-    assert f"PLAN: `{command}` searches other layouts" in " ".join(str(best).split())
-    # Of a size that no other test and no page plans: they share what is remembered.
-    other = mw.weigh("bytes-nano", on="8xH100", overrides=["remat=full", "model.num_layers=3"])
-    assert other.plan.layout is None
-    assert other.plan.command == "meshwright plan bytes-nano --on 8xH100 --set model.num_layers=3"
-    assert mw.weigh("linear", on="1xH100").plan is None
-
-
-@pytest.mark.once
-def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, tmp_path):
-    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
-    assert remembered(made.config, made.fleet) is None
-    remember(made)
-    (kept,) = (tmp_path / "plans").glob("*.json")
-    assert remembered(made.config, made.fleet) == made.winner.overrides
-    kept.write_text("{half")
-    assert remembered(made.config, made.fleet) is None
-    kept.write_text('{"overrides": {"layout": "width=8"}, "seconds": 1e-9, "program": "none"}')
-    weighed = mw.weigh("bytes-nano", on="8xH100", overrides=RUN)
-    assert weighed.plan.layout is None
+    weighed = mw.weigh("bytes-nano", on="8xH100", overrides={**RUN, "remat": "full"})
+    assert weighed.plan_command == command
+    assert f"PLAN: `{command}` searches other layouts" in " ".join(str(weighed).split())
+    assert mw.weigh("linear", on="1xH100").plan_command is None
 
 
 @pytest.mark.wide
@@ -326,11 +298,9 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
     made = mw.plan(
         "bytes-nano",
         on="8xH100",
-        fix=["rest"],
-        vary=["remat=full,dots-attention"],
         budget_seconds=60,
-        num_workers=1,
         overrides=RUN,
+        search=["rest", "remat=full,dots-attention"],
     )
     run = mw.load("bytes-nano", RUN)
     assert made.num_considered == 2
@@ -339,8 +309,8 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
     for candidate in made.candidates:
         assert candidate.overrides["zero1"] == run.zero1
         assert candidate.overrides["offload"] == run.offload
-    with pytest.raises(InputError, match="remat is fixed and varied"):
-        mw.plan("bytes-nano", on="8xH100", fix={"rest": True, "remat": "full"}, vary={"remat": "dots"})
+    same = mw.plan("bytes-nano", on="8xH100", overrides=RUN, search={"rest": True, "remat": "full"})
+    assert same.num_considered == 1
 
 
 @pytest.mark.once
@@ -358,7 +328,7 @@ def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, 
     """Seventeen layers are too many to unroll without a question, and so are layers of two kinds."""
     two_kinds = {"model.num_layers": 4, "model.window": 16, "model.global_every": 2}
     deep = {**(two_kinds if few else {"model.num_layers": 17}), "layer_loop": how}
-    made = mw.plan("bytes-nano", on="1xH100", fix="rest", overrides=deep, budget_seconds=budget)
+    made = mw.plan("bytes-nano", on="1xH100", overrides=deep, budget_seconds=budget, search="rest")
     looped, *unrolled = made.candidates
     assert "layer_loop" not in looped.overrides
     assert bool(unrolled) == tried
@@ -374,7 +344,7 @@ def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, 
 def compared(forked_workers):
     knobs = [*FIXED, "context=1", "stage=1", "remat=full", "tensor=1"]
     fleets = ["8xH100", "4xA100-80GB", "8xV100-32GB"]
-    return mw.plan_fleets("bytes-nano", on=fleets, fix=knobs, budget_seconds=1, num_workers=1, overrides=RUN)
+    return mw.plan_fleets("bytes-nano", on=fleets, budget_seconds=1, overrides=RUN, search=knobs)
 
 
 @pytest.mark.once
@@ -411,7 +381,7 @@ def test_a_batch_that_grows_with_the_fleet_is_not_compared():
 
 @pytest.mark.once
 def test_one_knob_may_be_given_as_a_text(forked_workers):
-    fixed = mw.plan("bytes-nano", on="8xH100", fix="data=8", budget_seconds=0.1, overrides=RUN)
+    fixed = mw.plan("bytes-nano", on="8xH100", budget_seconds=0.1, overrides=RUN, search="data=8")
     assert {candidate.layout for candidate in fixed.candidates} == {"data=8"}
 
 
@@ -421,9 +391,9 @@ def test_fleets_that_cannot_be_compared_are_refused():
     with pytest.raises(InputError, match="name each fleet once"):
         mw.plan_fleets("linear", on=["2xH100", "2xH100"])
     with pytest.raises(InputError, match="one price cannot"):
-        mw.plan_fleets("linear", on=["2xH100"], price_per_device_hour=2)
+        mw.plan_fleets("linear", on=["2xH100"], run=mw.RunLength(price_per_device_hour=2))
     with pytest.raises(InputError, match="no layout of linear"):
-        mw.plan_fleets("linear", on=["2xH100"], fix=["tensor=2", "data=2"])
+        mw.plan_fleets("linear", on=["2xH100"], search=["tensor=2", "data=2"])
 
 
 @pytest.mark.once
@@ -441,7 +411,7 @@ def test_the_smallest_fleet_is_the_first_on_which_a_candidate_fits(forked_worker
         "zero1=false",
         "data=1",
     ]
-    made = mw.plan("gpt2-124m", on=small, fix=knobs, budget_seconds=1, smallest_fleet=True)
+    made = mw.plan("gpt2-124m", on=small, budget_seconds=1, smallest_fleet=True, search=knobs)
     assert made.winner is not None
     assert 1 < made.fleet.num_devices < 8
     assert list(made.smaller) == [f"{n}xH100" for n in range(1, made.fleet.num_devices) if n != 5]
@@ -456,7 +426,7 @@ def test_where_nothing_fits_it_names_a_larger_fleet_that_was_compiled_and_fits(f
     fleet = Fleet.parse("1xH100")
     small = dataclasses.replace(fleet, chip=dataclasses.replace(fleet.chip, memory_bytes=2_050_000_000))
     knobs = [*FIXED, "context=1", "stage=1", "tensor=1", "remat=full", "microbatch=1", "zero1=false"]
-    made = mw.plan("gpt2-124m", on=small, fix=knobs, budget_seconds=20)
+    made = mw.plan("gpt2-124m", on=small, budget_seconds=20, search=knobs)
     assert made.winner is None
     assert made.best is None
     assert "NOTHING FITS" in str(made)

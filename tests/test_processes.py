@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from meshwright.checkpoint import newest_checkpoint
+from meshwright.trainer.checkpoint import newest_checkpoint
 from tests import commands
 
 # Small enough that four processes on two cores compile it in seconds.

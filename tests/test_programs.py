@@ -21,8 +21,7 @@ def weighed_as_said(name):
     options = {word[2:]: words[place + 1] for place, word in enumerate(words) if word in ("--on", "--layout")}
     assert f"examples/programs/{name}.py" in command
     if "--" in words:
-        (weighed,) = mw.weigh_script(words[words.index("--") + 1 :], **options)
-        return weighed
+        return mw.weigh(mw.script(*words[words.index("--") + 1 :]), **options)
     return mw.weigh(words[0], **options)
 
 

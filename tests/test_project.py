@@ -99,7 +99,6 @@ RECKONING = (
     "hlo",
     "ledger",
     "predict",
-    "reconciliation",
     "cli",
 )
 

@@ -13,10 +13,10 @@ from scipy.stats import norm
 import meshwright as mw
 from meshwright.config import Layout, check_layout, load_config, overridden
 from meshwright.errors import InputError
-from meshwright.models import dequantised_array, quantised_part
-from meshwright.models import quantised as module
-from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
-from meshwright.step import build_step
+from meshwright.trainer.models import dequantised_array, quantised_part
+from meshwright.trainer.models import quantised as module
+from meshwright.trainer.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
+from meshwright.trainer.step import build_step
 
 pytestmark = [pytest.mark.quick, pytest.mark.once]
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.api import _reckoned
-from meshwright.api._reckoned import SOURCES, reckoned
 from meshwright.compiler import Compiled
 from meshwright.hardware import Fleet, MeasuredRuns
-from meshwright.ledger import MultiplyAdds, _rules, executions_in, ledger_of, register_call
+from meshwright.ledger import MultiplyAdds, executions_in, ledger_of, register_call
+from meshwright.ledger import _work_rules as _rules
 from meshwright.measure import KnownRates
 from meshwright.predict import predict
+from meshwright.programs import _reckoned
+from meshwright.programs._reckoned import SOURCES, reckoned
 
 PROGRAM = Path(__file__).parent / "ledger/fixtures/transformer-8xH100"
 PACKAGE = Path(mw.__file__).parent
@@ -111,15 +112,10 @@ def test_nothing_is_kept_while_a_custom_call_has_a_rule_of_the_users(program, mo
 
 
 def test_the_digest_covers_all_that_reckoning_imports():
-    """`lazy`, `children`, `extras`, `files` and `shown` aside: they hold no figure."""
-    covered = {name.removesuffix(".py") for name in SOURCES} | {
-        "lazy",
-        "children",
-        "extras",
-        "files",
-        "shown",
-    }
-    folders = [PACKAGE / name for name in SOURCES if not name.startswith("api/")]
+    """`lazy_imports`, `subprocesses`, `extras`, `files` and `shown` aside: they hold no figure."""
+    covered = {name.removesuffix(".py") for name in SOURCES}
+    covered |= {"lazy_imports", "subprocesses", "extras", "files", "shown"}
+    folders = [PACKAGE / name for name in SOURCES if not name.startswith("programs/")]
     files = [file for each in folders for file in (each.rglob("*.py") if each.is_dir() else [each])]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -139,7 +135,8 @@ import meshwright as mw
 weighing = mw.weigh("linear", on="8xH100")
 fields = weighing.to_dict()
 assert str(weighing)
-heavy = {"jax", "numpy", "meshwright.hlo._text", "meshwright.ledger._memory", "meshwright.predict._walk"}
+heavy = {"jax", "numpy", "meshwright.hlo._text", "meshwright.predict._walk"}
+heavy |= {"meshwright.ledger._memory_ledger"}
 found = {"cached": fields.pop("compile")["cached"], "loaded": sorted(heavy & set(sys.modules))}
 print(json.dumps({**found, **fields}))
 """

@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import Mesh
 
 from meshwright.config import load_config
-from meshwright.data import open_data
-from meshwright.models import Context, initial_parameters, model_of
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step, optimizer_of
+from meshwright.trainer.data import open_data
+from meshwright.trainer.models import Context, initial_parameters, model_of
+from meshwright.trainer.step import build_step, optimizer_of
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: its answers cannot be compared with")
 F = torch.nn.functional

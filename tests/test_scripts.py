@@ -45,14 +45,16 @@ def test_a_plain_script_on_its_own_mesh_is_the_same_program_as_its_function(fork
         momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
         return jax.tree.map(lambda p, m: p - 0.1 * m, parameters, momentum), momentum, value
 
-    (made,) = mw.weigh_script(["python", str(SCRIPTS / "plain.py"), "3"], on="8xH100")
+    made = mw.weigh(mw.script("python", str(SCRIPTS / "plain.py"), "3"), on="8xH100")
     mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     matrices = {"up": jax.ShapeDtypeStruct((512, 2048), jnp.float32),
                 "down": jax.ShapeDtypeStruct((2048, 512), jnp.float32)}  # fmt: skip
     specs = {"up": PartitionSpec(None, "model"), "down": PartitionSpec("model", None)}
     rows = mw.place(mesh, jax.ShapeDtypeStruct((256, 512), jnp.float32), PartitionSpec("data"))
     matrices = mw.place(mesh, matrices, specs)
-    named = mw.weigh(jax.jit(update, donate_argnums=(0, 1)), args=(matrices, matrices, rows), on="8xH100")
+    named = mw.weigh(
+        mw.jax_step(jax.jit(update, donate_argnums=(0, 1)), matrices, matrices, rows), on="8xH100"
+    )
     assert made.layout.axes == named.layout.axes == (("data", 2), ("model", 4))
     assert made.ledger.flops.model == named.ledger.flops.model == 5 * 2 * 256 * 512 * 2048
     assert made.ledger.memory.reserved_bytes == named.ledger.memory.reserved_bytes
@@ -61,7 +63,7 @@ def test_a_plain_script_on_its_own_mesh_is_the_same_program_as_its_function(fork
 
 
 def test_what_is_read_on_the_host_is_said_with_its_line_and_the_branch(forked_workers):
-    (made,) = mw.weigh_script([str(SCRIPTS / "plain.py"), "3"], on="8xH100")
+    made = mw.weigh(mw.script(str(SCRIPTS / "plain.py"), "3"), on="8xH100")
     words = assumed(made)
     assert "plain.py:55: if value < 1e-4:; line 55 branches on it" in words
     assert "one branch was taken" in words
@@ -95,7 +97,7 @@ def test_what_is_read_on_the_host_is_said_with_its_line_and_the_branch(forked_wo
 def test_the_scripts_of_libraries_have_the_flops_counted_by_hand(
     name, arguments, flops, split, forked_workers
 ):
-    (made,) = mw.weigh_script(["python3", str(SCRIPTS / f"{name}.py"), *arguments], on="8xH100")
+    made = mw.weigh(mw.script("python3", str(SCRIPTS / f"{name}.py"), *arguments), on="8xH100")
     assert made.ledger.flops.model == flops
     assert made.ledger.flops.executed >= flops
     assert made.fits is True
@@ -106,7 +108,7 @@ def test_the_scripts_of_libraries_have_the_flops_counted_by_hand(
 
 def test_a_script_like_nanogpt_is_weighed_by_its_training_step_and_writes_nothing(tmp_path, forked_workers):
     out = tmp_path / "out"
-    (made,) = mw.weigh_script(["python", str(SCRIPTS / "gpt.py"), str(out)], on="64xH100")
+    made = mw.weigh(mw.script("python", str(SCRIPTS / "gpt.py"), str(out)), on="64xH100")
     width, layers, length, rows, vocabulary = 128, 2, 128, 128, 512
     weights = layers * 12 * width**2 + vocabulary * width
     scores = layers * rows * length**2 * width
@@ -122,7 +124,7 @@ def test_a_script_like_nanogpt_is_weighed_by_its_training_step_and_writes_nothin
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["nnx_modules", "filtered"])
 def test_the_modules_of_a_script_have_the_roles_of_their_classes(name, forked_workers):
-    (made,) = mw.weigh_script(["python", str(SCRIPTS / f"{name}.py")], on="1xH100")
+    made = mw.weigh(mw.script("python", str(SCRIPTS / f"{name}.py")), on="1xH100")
     num_bytes = dict.fromkeys(("parameters", "optimizer_state"), 0)
     for each in made.compiled.arguments:
         if each.role in num_bytes and each.shape:
@@ -138,7 +140,7 @@ def test_the_modules_of_a_script_have_the_roles_of_their_classes(name, forked_wo
 def test_libraries_that_are_reached_through_a_link_are_no_code_of_the_users(monkeypatch, tmp_path):
     (tmp_path / "link").symlink_to(Path(jax.__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "link"), prepend=os.pathsep)
-    (made,) = mw.weigh_script(["python", str(SCRIPTS / "nnx_modules.py")], on="1xH100")
+    made = mw.weigh(mw.script("python", str(SCRIPTS / "nnx_modules.py")), on="1xH100")
     assert "parameters" in {each.role for each in made.compiled.arguments}
 
 
@@ -154,7 +156,7 @@ def test_a_step_of_pmap_is_weighed_with_its_own_array_on_each_device(tmp_path, f
             w = updated(w, x)
         """,
     )
-    (made,) = mw.weigh_script(command, on="8xH100")
+    made = mw.weigh(mw.script(*command), on="8xH100")
     assert made.ledger.flops.model == made.ledger.flops.executed == 8 * 2 * 2 * 32 * 64 * 64
     assert [each.device_bytes for each in made.compiled.arguments] == [4 * 64 * 64, 4 * 32 * 64]
     assert {message.kind for message in made.ledger.traffic} == {"all-reduce"}
@@ -172,13 +174,14 @@ def test_an_array_that_a_step_closes_over_has_a_name(tmp_path, forked_workers):
             w = closed(w)
         """,
     )
-    (made,) = mw.weigh_script(command, on="1xH100")
+    made = mw.weigh(mw.script(*command), on="1xH100")
     assert [each.role for each in made.compiled.arguments] == ["closed_over", "parameters"]
     assert made.ledger.memory.by_category["closed_over"] == 4 * 32 * 64
 
 
 def test_each_call_is_weighed_when_asked(forked_workers):
-    made = mw.weigh_script([str(SCRIPTS / "plain.py"), "3"], on="8xCPU", all_calls=True)
+    step = mw.weigh(mw.script(str(SCRIPTS / "plain.py"), "3", all_calls=True), on="8xCPU")
+    made = (step, *step.other_calls)
     assert [each.name.rpartition(":")[2] for each in made] == ["update", "evaluate"]
     product = 2 * 256 * 512 * 2048
     assert [each.ledger.flops.model for each in made] == [5 * product, 2 * product]
@@ -186,8 +189,10 @@ def test_each_call_is_weighed_when_asked(forked_workers):
 
 def test_the_throughput_and_the_cost_are_of_the_tokens_that_are_told(tmp_path, forked_workers):
     command = script(tmp_path, "while True:\n    w, value = step(w, x)")
-    (made,) = mw.weigh_script(
-        command, on="1xH100", tokens_per_step="32", tokens=3200, price_per_device_hour=3
+    made = mw.weigh(
+        mw.script(*command),
+        on="1xH100",
+        run=mw.RunLength(tokens_per_step="32", tokens=3200, price_per_device_hour=3),
     )
     assert made.num_steps == 100
     seconds = made.prediction.step_seconds.expected
@@ -220,7 +225,7 @@ def test_the_script_sees_the_fleet_and_its_own_arguments(tmp_path, forked_worker
             w, value = compiled(w, x)
         """,
     )
-    (made,) = mw.weigh_script([*command, "--lr", "3e-4"], on="16xH100")
+    made = mw.weigh(mw.script(*command, "--lr", "3e-4"), on="16xH100")
     assert made.layout.axes == (("data", 16),)
 
 
@@ -236,13 +241,13 @@ def test_nothing_of_the_script_runs_after_its_step(tmp_path, forked_workers):
             open({str(left)!r}, "w").write("saved")
         """,
     )
-    mw.weigh_script(command, on="1xH100")
+    mw.weigh(mw.script(*command), on="1xH100")
     assert not left.exists()
 
 
 def test_a_script_that_fails_after_its_step_is_weighed_and_that_is_said(tmp_path, forked_workers):
     command = script(tmp_path, "w, value = step(w, x)\nraise KeyError('evaluation')")
-    (made,) = mw.weigh_script(command, on="1xH100")
+    made = mw.weigh(mw.script(*command), on="1xH100")
     assert "the script failed after step had run 1 times: KeyError at" in assumed(made)
 
 
@@ -285,7 +290,7 @@ for _ in range(5):
 def test_a_step_that_is_mapped_outside_jit_holds_a_slice_on_each_device(
     text, num_devices, tmp_path, forked_workers
 ):
-    (made,) = mw.weigh_script(script(tmp_path, text), on=f"{num_devices}xH100")
+    made = mw.weigh(mw.script(*script(tmp_path, text)), on=f"{num_devices}xH100")
     assert made.layout.axes == (("i", num_devices),)
     assert made.ledger.flops.model == made.ledger.flops.executed == num_devices * 2 * 2 * 32 * 64 * 64
     assert {argument.device_bytes for argument in made.compiled.arguments} == {4 * 64 * 64, 4 * 32 * 64}
@@ -296,7 +301,7 @@ def test_a_large_array_that_is_read_stops_the_script(tmp_path, forked_workers):
     command = script(
         tmp_path, "w, value = step(w, x)\nnp.save('w.npy', np.asarray(jnp.ones((1024, 1024)) * value))"
     )
-    (made,) = mw.weigh_script(command, on="1xH100")
+    made = mw.weigh(mw.script(*command), on="1xH100")
     assert made.ledger.flops.model == 2 * 2 * 32 * 64 * 64
 
 
@@ -313,7 +318,7 @@ def test_a_large_array_that_is_read_stops_the_script(tmp_path, forked_workers):
 )  # fmt: skip
 def test_a_script_without_a_step_is_refused_in_words(text, words, tmp_path):
     with pytest.raises(mw.InputError, match=words):
-        mw.weigh_script(script(tmp_path, text), on="1xCPU")
+        mw.weigh(mw.script(*script(tmp_path, text)), on="1xCPU")
 
 
 @pytest.mark.parametrize(
@@ -327,12 +332,12 @@ def test_a_script_without_a_step_is_refused_in_words(text, words, tmp_path):
 )
 def test_a_command_that_is_no_script_is_refused(command, words):
     with pytest.raises(mw.InputError, match=words):
-        mw.weigh_script(command, on="8xH100")
+        mw.weigh(mw.script(*command), on="8xH100")
 
 
 def test_overrides_without_their_option_are_told_how_to_be_written():
     with pytest.raises(mw.InputError, match="runs no Python script") as refused:
-        mw.weigh_script(["llama-1b", "precision=fp8", "model.num_layers=2"], on="8xH100")
+        mw.weigh(mw.script("llama-1b", "precision=fp8", "model.num_layers=2"), on="8xH100")
     assert refused.value.hint == "llama-1b --set precision=fp8 --set model.num_layers=2"
 
 
@@ -402,7 +407,7 @@ def program(tmp_path, monkeypatch):
     ],
 )
 def test_files_methods_and_functions_without_a_mesh_are_programs(name, num_devices, program, forked_workers):
-    weighed = mw.weigh(name, on="8xH100", tokens_per_step=32, tokens="3200")
+    weighed = mw.weigh(name, on="8xH100", run=mw.RunLength(tokens_per_step=32, tokens="3200"))
     assert weighed.ledger.flops.model == PRODUCTS
     assert weighed.compiled.num_devices == num_devices
     assert weighed.num_steps == 100
@@ -418,8 +423,12 @@ def test_files_methods_and_functions_without_a_mesh_are_programs(name, num_devic
         ("mine:Trainer.programme", {}, "mine has no function 'Trainer.programme'"),
         ("mine:Needy.program", {}, r"mine:Needy\(\) failed"),
         ("gone.py:step", {}, "no file gone.py"),
-        ("mine:on_no_mesh", {"tokens": "1B"}, "the number of tokens in its step is not known"),
-        ("mine:on_no_mesh", {"tokens_per_step": 0}, "0 tokens per step"),
+        (
+            "mine:on_no_mesh",
+            {"run": mw.RunLength(tokens="1B")},
+            "the number of tokens in its step is not known",
+        ),
+        ("mine:on_no_mesh", {"run": mw.RunLength(tokens_per_step=0)}, "0 tokens per step"),
     ],
 )
 def test_a_program_that_cannot_be_weighed_is_refused_in_words(name, keywords, words, program):
@@ -429,7 +438,7 @@ def test_a_program_that_cannot_be_weighed_is_refused_in_words(name, keywords, wo
 
 def test_a_config_states_its_own_tokens_per_step():
     with pytest.raises(mw.InputError, match="a configuration takes no tokens_per_step"):
-        mw.weigh("linear", on="1xCPU", tokens_per_step=3)
+        mw.weigh("linear", on="1xCPU", run=mw.RunLength(tokens_per_step=3))
 
 
 def test_a_script_that_samples_before_it_trains_is_weighed_by_its_training_step(tmp_path, forked_workers):
@@ -442,7 +451,7 @@ def test_a_script_that_samples_before_it_trains_is_weighed_by_its_training_step(
     for _ in range(3):
         w, value = step(w, x)
     """
-    (made,) = mw.weigh_script(script(tmp_path, text), on="1xH100")
+    made = mw.weigh(mw.script(*script(tmp_path, text)), on="1xH100")
     assert made.name.endswith("train.py:step")
     assert made.ledger.flops.model == 2 * 2 * 32 * 64 * 64  # nobody asks for the gradient of x
     assert made.warnings == ()
@@ -451,7 +460,7 @@ def test_a_script_that_samples_before_it_trains_is_weighed_by_its_training_step(
 def test_a_script_without_a_backward_pass_is_no_training_step_and_the_verdict_says_it(
     tmp_path, forked_workers
 ):
-    (made,) = mw.weigh_script(script(tmp_path, "jax.jit(lambda w, x: jnp.tanh(x @ w))(w, x)"), on="1xH100")
+    made = mw.weigh(mw.script(*script(tmp_path, "jax.jit(lambda w, x: jnp.tanh(x @ w))(w, x)")), on="1xH100")
     assert made.warnings[0].startswith("No backward pass was found")
     text = " ".join(str(made).split())
     assert text.index(made.warnings[0]) < text.index("FITS")
@@ -475,7 +484,7 @@ for _ in range(2):
 def test_a_mesh_without_types_of_its_axes_is_named_where_they_became_explicit(tmp_path, forked_workers):
     command = script(tmp_path, MESH)
     with pytest.raises(mw.InputError) as error:
-        mw.weigh_script(command, on="8xH100")
+        mw.weigh(mw.script(*command), on="8xH100")
     line = (
         Path(command[1])
         .read_text()
@@ -485,7 +494,7 @@ def test_a_mesh_without_types_of_its_axes_is_named_where_they_became_explicit(tm
     assert f"jax.make_mesh gets no axis_types at {command[1]}:{line + 1}" in error.value.message
     assert "Its last lines" not in error.value.message
     assert "axis_types=(jax.sharding.AxisType.Auto,)" in error.value.hint
-    (made,) = mw.weigh_script(command, on="8xH100", auto_meshes=True)
+    made = mw.weigh(mw.script(*command, auto_meshes=True), on="8xH100")
     assert made.layout.axes == (("dp", 8),)
     assert "JAX since 0.9 makes them Explicit" in assumed(made)
 
@@ -503,7 +512,7 @@ def test_an_optimizer_of_pytorch_ends_the_script_before_it_steps(tmp_path, forke
     """
     command = script(tmp_path, text)
     with pytest.raises(mw.InputError, match=r"an optimizer of torch\.optim steps at") as error:
-        mw.weigh_script(command, on="8xH100")
+        mw.weigh(mw.script(*command), on="8xH100")
     assert "docs/pytorch.md" in error.value.hint
 
 
@@ -530,7 +539,7 @@ def test_a_script_of_pytorch_does_not_run_and_hears_what_to_write(tmp_path, laun
     file = tmp_path / "train.py"
     file.write_text(TORCH)
     with pytest.raises(mw.InputError, match="trains with PyTorch") as error:
-        mw.weigh_script([*launcher, str(file)], on="8xH100")
+        mw.weigh(mw.script(*launcher, str(file)), on="8xH100")
     lines = [line.strip() for line in error.value.hint.splitlines()]
     assert "from blocks import WIDTH" in lines
     assert "from train import Net" in lines
@@ -540,14 +549,15 @@ def test_a_script_of_pytorch_does_not_run_and_hears_what_to_write(tmp_path, laun
 
 
 def test_a_script_that_loads_data_with_pytorch_and_trains_with_jax_runs(tmp_path, forked_workers):
-    (made,) = mw.weigh_script(
-        script(tmp_path, "try:\n    import torch\nexcept ImportError:\n    pass\nfor _ in range(3):\n"
-                         "    w, value = step(w, x)"), on="1xH100")  # fmt: skip
+    text = (
+        "try:\n    import torch\nexcept ImportError:\n    pass\nfor _ in range(3):\n    w, value = step(w, x)"
+    )
+    made = mw.weigh(mw.script(*script(tmp_path, text)), on="1xH100")
     assert made.name.endswith("train.py:step")
 
 
 def test_the_last_line_of_a_script_is_quoted_in_part(tmp_path):
     command = script(tmp_path, "print('x' * 5_000_000)\nraise ValueError('y' * 5_000_000)")
     with pytest.raises(mw.InputError, match=r"ValueError at .*yyy") as refused:
-        mw.weigh_script(command, on="8xCPU")
+        mw.weigh(mw.script(*command), on="8xCPU")
     assert len(refused.value.message) < 15_000

@@ -9,9 +9,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.data import open_data
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.data import open_data
+from meshwright.trainer.step import build_step
 
 pytestmark = [pytest.mark.quick, pytest.mark.once]
 

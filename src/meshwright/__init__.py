@@ -12,10 +12,9 @@ True
 import sys
 from typing import TYPE_CHECKING
 
-from .lazy import names_on_first_use
+from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from . import tools as tools
     from .api._calibrate import MeasuredStep as MeasuredStep
     from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from .api._plan import plan_fleets as plan_fleets
     from .api._reconcile import reconcile as reconcile
     from .api._sweep import sweep as sweep
+    from .api._train import Session as Session
     from .api._train import train as train
     from .api._weigh import weigh as weigh
     from .compiler import KernelCall as KernelCall
@@ -40,7 +40,13 @@ if TYPE_CHECKING:
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds
     from .ledger import register_call as register_call
+    from .measure import clock as clock
+    from .measure import footprint as footprint
+    from .measure import live as live
+    from .measure import matmul_mfu as matmul_mfu
+    from .measure import memory as memory
     from .measure import probe as probe
+    from .measure._reconciliation import Calibrated as Calibrated
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned
@@ -48,7 +54,6 @@ if TYPE_CHECKING:
     from .programs import RunLength as RunLength
     from .programs import jax_step as jax_step
     from .programs import load as load
-    from .reconciliation import Calibrated as Calibrated
     from .results import Change as Change
     from .results import Largest as Largest
     from .results import Run as Run

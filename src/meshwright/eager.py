@@ -1,6 +1,7 @@
 """Hold what a step that no compiler has made costs on each rank of a mesh. No torch.
 
-Imports: `ledger`, `predict`, `records`. Used by: `results`, `report`, and what runs PyTorch on fake tensors.
+Imports: `ledger`, `predict`, `json_records`. Used by: `results`, `report`, and what runs PyTorch on fake
+tensors.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from .json_records import read_record
 from .ledger import Ledger
 from .predict import Busy, Prediction
-from .records import read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

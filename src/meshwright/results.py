@@ -23,10 +23,10 @@ from .errors import InputError
 from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import KnownRates
+from .measure._reconciliation import Measurement, Reconciliation, Row
 from .planning import HandSum, hand_sum
 from .predict import Prediction, RunTotal, whole_run
 from .predicted import Predicted
-from .reconciliation import Measurement, Reconciliation, Row
 from .shown import OneLine, Shown, write_result
 from .units import format_bytes
 

@@ -16,9 +16,9 @@ from .errors import InputError
 from .units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from .reconciliation import Row
+    from .measure._reconciliation import Row
     from .results import FirstStepsCompared, Phase, SweepRunStarted
-    from .training import Event as TrainingEvent
+    from .trainer.loop import Event as TrainingEvent
 
     Event = TrainingEvent | Phase | FirstStepsCompared | SweepRunStarted
 
@@ -72,7 +72,7 @@ class RunLog:
 
     def event(self, event: Event) -> None:
         """Say an event, unless it is a step that is not due."""
-        from .training import Finished, Started, StepCompiled, StepDone
+        from .trainer.loop import Finished, Started, StepCompiled, StepDone
 
         for line in plain_lines(event):
             self.say(line)
@@ -104,7 +104,7 @@ class RunLog:
 def bar_state(event: Event) -> dict[str, Any]:
     """Return the state of a progress bar after `event`: its description, and how far the run is."""
     from .results import Phase
-    from .training import CheckpointSaved, EpochDone, Evaluated, Started, StepCompiled, StepDone
+    from .trainer.loop import CheckpointSaved, EpochDone, Evaluated, Started, StepCompiled, StepDone
 
     match event:
         case Phase():
@@ -138,7 +138,7 @@ def bar_state(event: Event) -> dict[str, Any]:
 def plain_lines(event: Event) -> list[str]:
     """Return the lines that a terminal shows too: notices, each source of tokens, and the first steps."""
     from .results import FirstStepsCompared
-    from .training import Noticed, Started
+    from .trainer.loop import Noticed, Started
 
     if isinstance(event, FirstStepsCompared):
         return [first_steps_line(event.rows)]

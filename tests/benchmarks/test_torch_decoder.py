@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.step import build_step
+from meshwright.trainer.step import build_step
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

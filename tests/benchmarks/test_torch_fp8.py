@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.eight_bits import fp8_product as our_product
+from meshwright.trainer.models.eight_bits import fp8_product as our_product
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

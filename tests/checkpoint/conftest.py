@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.trainer.checkpoint import Checkpoints
 
 SPECS = {
     "parameters": {"matrix": ("fsdp", "tensor"), "low": (None, "tensor"), "tiny": (("fsdp", "tensor"),)},

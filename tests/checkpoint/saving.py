@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.trainer.checkpoint import Checkpoints
 
 NUM_ARRAYS, ARRAY_ELEMENTS = 24, 1 << 19  # 2 MiB each
 

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.checkpoint import Checkpoints, Found, _arrays, newest_checkpoint, restore
-from meshwright.checkpoint._arrays import (
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.trainer.checkpoint import Checkpoints, Found, newest_checkpoint, restore
+from meshwright.trainer.checkpoint import _stored_arrays as _arrays
+from meshwright.trainer.checkpoint._checkpoints import take_part, write_part
+from meshwright.trainer.checkpoint._manifest import MANIFEST, MANIFEST_HASH, hash_line
+from meshwright.trainer.checkpoint._stored_arrays import (
     HostArray,
     box_of,
     chunk_shape_of,
@@ -21,10 +25,7 @@ from meshwright.checkpoint._arrays import (
     empty_unaligned,
     leaves_by_path,
 )
-from meshwright.checkpoint._checkpoints import take_part, write_part
-from meshwright.checkpoint._manifest import MANIFEST, MANIFEST_HASH, hash_line
-from meshwright.errors import InputError, MeshwrightError
-from meshwright.launch import Alone
+from meshwright.trainer.launch import Alone
 
 # By hand: 8 x 16 x 4 + 3 x 8 x 2 + 16 x 1 + 8 x 8 x 5 x 4 + 4 + 2 x 4 + 4
 STATE_BYTES = 512 + 48 + 16 + 1280 + 4 + 8 + 4

@@ -25,19 +25,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import (
+from meshwright.errors import MeshwrightError
+from meshwright.trainer.checkpoint import (
     Checkpoints,
     Rejected,
     Saved,
     SaveFailed,
-    _arrays,
     _checkpoints,
     checkpoint_of,
     restore,
 )
-from meshwright.checkpoint._folder import found_at
-from meshwright.errors import MeshwrightError
-from meshwright.launch import Peers
+from meshwright.trainer.checkpoint import _stored_arrays as _arrays
+from meshwright.trainer.checkpoint._folder import found_at
+from meshwright.trainer.launch import Peers
 
 SAVING = Path(__file__).with_name("saving.py")
 
@@ -349,7 +349,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 import jax.numpy as jnp
-from meshwright.checkpoint import Checkpoints
+from meshwright.trainer.checkpoint import Checkpoints
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder / "checkpoints", keep_last=9)
 for step in range(1, 6):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from meshwright.checkpoint import Checkpoints, check_match, newest_checkpoint, restore
 from meshwright.config import load_config, num_stacked_layers
-from meshwright.step import build_step
+from meshwright.trainer.checkpoint import Checkpoints, check_match, newest_checkpoint, restore
+from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, Found, export_parameters
 from meshwright.errors import InputError
+from meshwright.trainer.checkpoint import Checkpoints, Found, export_parameters
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.checkpoint import steps_in
-from meshwright.checkpoint._folder import CheckpointFolder
 from meshwright.errors import InputError
+from meshwright.trainer.checkpoint import steps_in
+from meshwright.trainer.checkpoint._folder import CheckpointFolder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from meshwright.checkpoint._folder import CheckpointFolder
+from meshwright.trainer.checkpoint._folder import CheckpointFolder
 folder = CheckpointFolder(Path(sys.argv[1]))
 (folder.begin(7) / "half").write_bytes(b"x")
 print("held", flush=True)
@@ -114,7 +114,7 @@ def test_a_disk_that_takes_no_byte_is_found_at_once_and_the_folder_stays_free(tm
     """A process of its own whose files the kernel limits to none."""
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from meshwright.checkpoint._folder import CheckpointFolder\n"
+        "from meshwright.trainer.checkpoint._folder import CheckpointFolder\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))\n"
         "try: CheckpointFolder(Path(sys.argv[1]))\n"
         "except Exception as told: print(told)"
@@ -131,7 +131,7 @@ def test_a_read_only_disk_is_found_at_once(tmp_path: Path):
     command = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path)]
     if subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets us mount nothing")
-    code = "import sys; from pathlib import Path; from meshwright.checkpoint import _folder\n"
+    code = "import sys; from pathlib import Path; from meshwright.trainer.checkpoint import _folder\n"
     code += "_folder.CheckpointFolder(Path(sys.argv[1]) / 'checkpoints')"
     done = subprocess.run(
         [*command, sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True

@@ -5,8 +5,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from meshwright.checkpoint import Checkpoints, checkpoint_of, newest_checkpoint
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.trainer.checkpoint import Checkpoints, checkpoint_of, newest_checkpoint
 
 FILE = "state/manifest.ocdbt"
 

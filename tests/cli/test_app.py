@@ -13,7 +13,7 @@ import typer
 from meshwright.cli._app import app
 from tests import commands
 
-VERBS = ["weigh", "train", "sample", "export", "account", "probe", "presets", "fleets", "formats", "doctor"]
+VERBS = ["weigh", "train", "sample", "export", "probe", "presets", "fleets", "formats", "doctor"]
 VERBS += ["init", "sweep"]
 HEAVY = ("jax", "jaxlib", "numpy", "matplotlib", "psutil", "pydantic", "optax")
 
@@ -232,7 +232,7 @@ def test_ctrl_c_while_rates_are_measured_says_so(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))  # no rates are kept there
-    monkeypatch.setattr("meshwright.measure._calibration.subprocess.run", stop)
+    monkeypatch.setattr("meshwright.measure._kept_calibration.subprocess.run", stop)
     done = commands.run("weigh", "linear", "--on", "1xCPU")
     assert done.status == 130
     assert "stopped while this machine's rates were measured" in done.talk

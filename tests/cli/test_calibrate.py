@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.api._reconcile import history_path
-from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_cached
+from meshwright.measure._kept_calibration import calibration_of_this_machine, path_of, write_cached
 
 pytestmark = pytest.mark.once
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.trainer.checkpoint import Checkpoints
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Nothing is compiled, measured or started: what would do so ends with an error of
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shlex
@@ -219,7 +218,6 @@ VERBS: dict[str, Callable[[Choices], list[str]]] = {
         draw.word(),
         *draw.some(step=draw.number),
     ],
-    "account": lambda draw: [draw.one(FUNCTIONS, BAD_WORDS)],
     "probe": lambda draw: [],
     "presets": lambda draw: [draw.one(PRESETS, BAD_FILES, BAD_WORDS)] if draw.often(0.8) else [],
     "fleets": lambda draw: (
@@ -275,13 +273,11 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     # These load jax and torch, which takes seconds: no case is to be charged with that, or cut off in it.
     import meshwright.api._train  # noqa: F401
     from meshwright import measure
-    from meshwright.api import _weigh as api
     from meshwright.cli import _doctor
     from meshwright.cli import _launch as _processes
     from meshwright.cli import _launch as _restarts
-    from meshwright.cli import _weigh as _account
-    from meshwright.torch_account import account_function
-    from meshwright.training import sample_run  # noqa: F401
+    from meshwright.programs import _weighed
+    from meshwright.trainer.loop import sample_run  # noqa: F401
 
     with suppress(ImportError):
         import torch  # noqa: F401
@@ -289,12 +285,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> Any:
         raise CompileError("stopped before it starts", hint="this is a test")
 
-    def here(function: str) -> Any:
-        return account_function(function, search_path=(os.getcwd(),))
-
-    monkeypatch.setattr(api, "compile_program", stop)
+    monkeypatch.setattr(_weighed, "compile_program", stop)
     monkeypatch.setattr(measure, "probe", stop)
-    monkeypatch.setattr(_account, "_account_apart", here)
     monkeypatch.setattr(_doctor, "_run", lambda *_: (-1, "", "\x1b[31mno words"))
     monkeypatch.setattr(_processes, "_start", stop)
     monkeypatch.setattr(_restarts, "_run", stop)

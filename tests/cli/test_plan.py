@@ -81,7 +81,9 @@ def test_sigterm_ends_a_search_with_the_answer_so_far(tmp_path, monkeypatch):
 
 
 def test_sigterm_before_anything_is_compiled_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.api._plan.space_of", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(
+        "meshwright.programs._configured_plan.space_of", lambda *_: signal.raise_signal(signal.SIGTERM)
+    )
     done = run("linear", "--on", "4xH100", cwd=tmp_path)
     assert done.status == 128 + signal.SIGTERM
     assert "stopped before anything was compiled" in done.talk

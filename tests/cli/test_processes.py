@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cli import _launch as _processes
 from meshwright.cli._launch import run_processes
-from meshwright.cli._train import train
+from meshwright.cli._train_command import train
 from meshwright.errors import InputError
 
 CHILD = """

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints
 from meshwright.config import load_config
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.checkpoint import Checkpoints
+from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.cli import _train
+from meshwright.cli import _train_command as _train
 from meshwright.results import Phase, SweepRunStarted
-from meshwright.training import StepDone
+from meshwright.trainer.loop import StepDone
 
 pytestmark = pytest.mark.once
 

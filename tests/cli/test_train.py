@@ -10,7 +10,7 @@ import pytest
 from meshwright.cli._progress import resuming
 from meshwright.errors import InputError
 from meshwright.run_lines import LogEvery, RunLog, bar_state
-from meshwright.training import (
+from meshwright.trainer.loop import (
     CheckpointSaved,
     EpochDone,
     Evaluated,

@@ -65,7 +65,7 @@ def test_the_help_is_grouped_with_the_three_verbs_of_the_work_first(meshwright):
         page.index(words) for words in ("Begin with these", " weigh ", " plan ", " train ", "Know more")
     ]
     assert places == sorted(places)
-    later = [page.index(words) for words in ("Know more", " account ", " sweep ", "Look up", " presets ")]
+    later = [page.index(words) for words in ("Know more", " probe ", " sweep ", "Look up", " presets ")]
     assert later == sorted(later)
     assert meshwright("-h").output == page
 

@@ -91,7 +91,7 @@ def test_tokens_and_a_price_give_hours_and_cost(meshwright):
 def test_a_run_that_cannot_be_is_refused_in_words_before_anything_is_compiled(
     meshwright, monkeypatch, arguments: tuple[str, ...], words: str
 ):
-    monkeypatch.setattr("meshwright.api._weigh.compile_program", None)
+    monkeypatch.setattr("meshwright.programs._weighed.compile_program", None)
     done = meshwright("weigh", *arguments, "--on", "2xCPU")
     assert (done.status, words in done.talk) == (2, True), done.talk
     assert "\nhint: " in done.talk

@@ -27,9 +27,9 @@ def test_all_calls_are_printed_as_a_list_of_weighings(meshwright):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--layout", "data=8", "--", "python", PLAIN), "a script takes no --layout"),
-        (("--set", "a=1", "--", "python", PLAIN), "a script takes no --set"),
-        (("--all", "linear"), "--all is for a script"),
+        (("--layout", "data=8", "--", "python", PLAIN), "a script takes no layout"),
+        (("--set", "a=1", "--", "python", PLAIN), "a script takes no overrides (--set)"),
+        (("--all", "linear"), "a configuration takes no --all"),
         (("linear", "digits"), "'linear digits' runs no Python script"),
         (("--tokens", "1B", "--", "python", PLAIN), "the number of tokens in its step is not known"),
         (("--tokens-per-step", "3", "linear"), "a configuration takes no tokens_per_step"),

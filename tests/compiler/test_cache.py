@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from meshwright.children import ABANDONED_SECONDS
 from meshwright.compiler import TEXTS, Compiled, CorruptFolder, _cache, cache_root, keep_beside, kept_beside
 from meshwright.errors import InputError
+from meshwright.subprocesses import ABANDONED_SECONDS
 
 NUM_WRITERS = 4
 

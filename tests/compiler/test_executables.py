@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.api._requests import request_of
 from meshwright.compiler import _cache as _executables
-from meshwright.compiler import (
-    cache_root,
-    compile_program,
-    keep_executables,
-    make_folder,
-    others_who_write,
-)
+from meshwright.compiler import cache_root, compile_program, keep_executables, make_folder, others_who_write
 from meshwright.config import Layout, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
+from meshwright.programs._requests import request_of
 
 OTHER = next(group for group in grp.getgrall() if group.gr_gid != os.getegid())
 

@@ -130,7 +130,7 @@ from meshwright import load
 from meshwright.config import Layout
 from meshwright.hardware import Fleet, topology_arguments
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.step import build_step
 
 config, file = load(sys.argv[1]), sys.argv[2]
 devices = topologies.get_topology_desc(**topology_arguments(Fleet.parse("1xH100"))).devices

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.children import from_child
-from meshwright.compiler import ScriptRequest, _run, _scripts, compile_program, run_script
+from meshwright.compiler import ScriptRequest, _scripts, compile_program, run_script
+from meshwright.compiler import _compile_process as _run
+from meshwright.contrib.torch_eager import answer_apart
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.torch_account import answer_apart
+from meshwright.subprocesses import from_child
 
 CANDIDATE = {"name": "f", "place": "", "num_calls": 1, "model_flops": 1, "has_backward": True}
 
@@ -152,7 +153,7 @@ def test_a_worker_whose_folder_is_gone_is_not_waited_for(spoil, request_for, mon
     [*WAYS, *((answer(text), "it is no answer") for text in ("", "[", "5", "null", '{"message": 5}'))],
 )
 def test_a_function_of_pytorch_that_changes_its_folder_is_told_so(spoil, why, monkeypatch):
-    from meshwright.torch_account import _apart
+    from meshwright.contrib.torch_eager import _account_process as _apart
 
     class Ended:
         returncode = 0

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.config import load_config
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
+from meshwright.trainer.step import build_step
 from meshwright.worker._linear_algebra import LIBRARY
 from meshwright.worker._traced import FREE, RULES, WALKED, count_traced
 

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright.config import AdamWOptimizer, BatchConfig, RunConfig, load_config, preset_names
-from meshwright.config._base import is_table, raise_problems
+from meshwright.config._section import is_table, raise_problems
 from meshwright.errors import InputError
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import TokenWindows, data_identity, open_data
 from meshwright.errors import InputError
+from meshwright.trainer.data import TokenWindows, data_identity, open_data
 
 DOCUMENTS = [list(range(100 * n, 100 * n + 20 + n)) for n in range(10)]  # 20 to 29 tokens each: 245
 TOKENS = [token for document in DOCUMENTS for token in document]

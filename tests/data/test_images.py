@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import ImageFiles, LabelledImages, open_data, write_images, write_sample_images
-from meshwright.data._images import NAMES, IdxPart, idx_parts, read_idx, resized, write_idx
 from meshwright.errors import InputError
+from meshwright.trainer.data import ImageFiles, LabelledImages, open_data, write_images, write_sample_images
+from meshwright.trainer.data._images import NAMES, IdxPart, idx_parts, read_idx, resized, write_idx
 from tests.rounding import FLOAT32
 
 FOUR = [name for names in NAMES.values() for name in names]

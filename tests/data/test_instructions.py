@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import open_data
 from meshwright.errors import InputError
+from meshwright.trainer.data import open_data
 
 CHATML = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|stop|>\n"
@@ -262,7 +262,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize(("template", "words"), ENDLESS.items())
 def test_a_template_has_limits_and_fails_in_words(template, words, tmp_path, model, monkeypatch):
-    monkeypatch.setattr("meshwright.data._templates.CPU_SECONDS", 0.4)
+    monkeypatch.setattr("meshwright.trainer.data._templates.CPU_SECONDS", 0.4)
     path = written(tmp_path, {"messages": TALKS})
     with pytest.raises(InputError, match=words):
         open_data(config_for(path, model(template)))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.config import IdxData, load_config, overridden, preset_names
-from meshwright.data import ImageFiles, open_data, write_sample_images
-from meshwright.data._order import generator, windows_at
 from meshwright.errors import InputError
+from meshwright.trainer.data import ImageFiles, open_data, write_sample_images
+from meshwright.trainer.data._order import generator, windows_at
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -44,7 +44,8 @@ def test_images_are_those_of_the_folder_in_the_models_size(tmp_path):
 
 
 def test_reading_data_imports_no_jax():
-    code = "import sys; from meshwright.config import load_config; from meshwright.data import open_data; "
+    code = "import sys; from meshwright.config import load_config; "
+    code += "from meshwright.trainer.data import open_data; "
     code += "open_data(load_config('linear')).batch(0, 'train'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.data import tokenize
-from meshwright.data._texts import ByteTokenizer, fragments_in, pieces_of
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
+from meshwright.trainer.data import tokenize
+from meshwright.trainer.data._texts import ByteTokenizer, fragments_in, pieces_of
 
 pytestmark = pytest.mark.once
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import (
+from meshwright.errors import InputError
+from meshwright.trainer.data import (
     RandomTokens,
     TokenFileMetadata,
     TokenWindows,
@@ -19,10 +20,9 @@ from meshwright.data import (
     open_data,
     read_metadata,
 )
-from meshwright.data._identity import stdlib_parts
-from meshwright.data._metadata import metadata_path
-from meshwright.data._tokens import segments_of
-from meshwright.errors import InputError
+from meshwright.trainer.data._identity import stdlib_parts
+from meshwright.trainer.data._metadata import metadata_path
+from meshwright.trainer.data._tokens import segments_of
 
 
 def open_file(path: Path, dtype: str = "uint16", *overrides: str) -> TokenWindows:
@@ -73,7 +73,7 @@ def test_the_unigram_entropy_is_that_of_the_counts(tmp_path: Path, monkeypatch: 
     by_hand = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     assert data.unigram_entropy_nats("train") == pytest.approx(by_hand)
     assert data.unigram_entropy_nats("held-out") == 0.0
-    monkeypatch.setattr("meshwright.data._tokens._TOKENS_COUNTED_AT_ONCE", 7)
+    monkeypatch.setattr("meshwright.trainer.data._tokens._TOKENS_COUNTED_AT_ONCE", 7)
     assert data.unigram_entropy_nats("train") == pytest.approx(by_hand)
 
 
@@ -270,7 +270,9 @@ def test_a_file_is_told_from_another_by_size_and_content(tmp_path: Path, monkeyp
     assert "2000 bytes are as many as before, and not the same" in identity_difference(
         known, identity(tokens + 1)
     )
-    monkeypatch.setattr("meshwright.data._identity.BLOCK_BYTES", 8)  # the first and last among 64 blocks
+    monkeypatch.setattr(
+        "meshwright.trainer.data._identity.BLOCK_BYTES", 8
+    )  # the first and last among 64 blocks
     sampled = identity(tokens)
     assert sampled["hashed"] == "64 blocks of 8 bytes"
     for place in (0, -1):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.launch import Place, place_in
+from meshwright.trainer.launch import Place, place_in
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # Starts its command once for each task on this host, with the variables that the scheduler sets, and ends as

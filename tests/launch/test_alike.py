@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import CompileError, InputError
-from meshwright.launch import Alone, Peers, agreed
+from meshwright.trainer.launch import Alone, Peers, agreed
 from tests.launch.test_peers import each
 
 

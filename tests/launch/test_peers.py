@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import CompileError, InputError, MeshwrightError
-from meshwright.launch import Alone, Peers
+from meshwright.trainer.launch import Alone, Peers
 
 
 class Store:

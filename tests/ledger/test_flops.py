@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.ledger import executions_of, instruction_work
 from meshwright.ledger._flops import Unnamed, executed_flops, first_runs, homes_of, shared_out
-from meshwright.ledger._rules import work_of
+from meshwright.ledger._work_rules import work_of
 
 # fixtures/programs.py: layers, batch, sequence, embed, mlp, vocabulary
 L, B, S, E, M, V = 4, 16, 256, 512, 1024, 2048

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance
-from meshwright.ledger._memory import (
+from meshwright.ledger._memory_ledger import (
     Allocation,
     LiveRange,
     LiveValue,

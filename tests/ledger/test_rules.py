@@ -14,9 +14,10 @@ from jax import lax
 
 from meshwright.errors import InputError
 from meshwright.hlo import parse_program
-from meshwright.ledger import MultiplyAdds, _rules, executions_of, register_call
+from meshwright.ledger import MultiplyAdds, executions_of, register_call
+from meshwright.ledger import _work_rules as _rules
 from meshwright.ledger._flops import executed_flops
-from meshwright.ledger._rules import CLASSES, unpriced_work, work_of
+from meshwright.ledger._work_rules import CLASSES, unpriced_work, work_of
 
 
 def root_work(program):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.measure import ArrayFootprint
-from meshwright.measure._arrays import buffers_of, format_name
+from meshwright.measure._array_storages import buffers_of, format_name
 
 
 def alone(array) -> ArrayFootprint:

@@ -13,8 +13,8 @@ import pytest
 from meshwright.api import _train
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Calibration, Fleet
+from meshwright.measure import _kept_calibration as _calibration
 from meshwright.measure import (
-    _calibration,
     calibration_of_chip,
     calibration_of_this_machine,
     cautions,
@@ -22,7 +22,7 @@ from meshwright.measure import (
     doubt_calibration,
     probe,
 )
-from meshwright.reconciliation import Reconciliation, Row
+from meshwright.measure._reconciliation import Reconciliation, Row
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},

@@ -5,7 +5,7 @@ import pytest
 import meshwright as mw
 from meshwright.hardware import find_chip
 from meshwright.measure import MatmulMFU, _timing
-from meshwright.reconciliation import Percentiles
+from meshwright.measure._reconciliation import Percentiles
 
 
 def test_a_product_of_n_takes_two_n_cubed_and_a_cpus_promise_is_an_estimate():

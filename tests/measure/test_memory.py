@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.measure import ResidentGrowth, _memory, bytes_on
+from meshwright.measure import ResidentGrowth, bytes_on
+from meshwright.measure import _device_memory as _memory
 
 
 def test_two_new_arrays_of_32_by_32_are_8192_bytes_more():

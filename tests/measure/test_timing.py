@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.measure import StepClock, Timing
-from meshwright.reconciliation import Percentiles
+from meshwright.measure._reconciliation import Percentiles
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():

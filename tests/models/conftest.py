@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh
 
-from meshwright.models import Context
+from meshwright.trainer.models import Context
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.compiler import read_text
-from meshwright.models import attention_blocks
-from meshwright.models.attention import Shape, causal_attention, documents_of, uses_cudnn
-from meshwright.models.attention_blocks import cudnn_attention
+from meshwright.trainer.models import attention_blocks
+from meshwright.trainer.models.attention import Shape, causal_attention, documents_of, uses_cudnn
+from meshwright.trainer.models.attention_blocks import cudnn_attention
 from meshwright.worker._traced import count_traced
 
 pytestmark = pytest.mark.quick

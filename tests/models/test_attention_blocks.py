@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models import attention_blocks as parts
-from meshwright.models.attention_blocks import Blocks, Cudnn, Part, PartResult, merged
+from meshwright.trainer.models import attention_blocks as parts
+from meshwright.trainer.models.attention_blocks import Blocks, Cudnn, Part, PartResult, merged
 
 pytestmark = pytest.mark.quick
 
@@ -165,7 +165,7 @@ PROGRAM = """
     from functools import partial
 
     import jax, jax.numpy as jnp, numpy as np
-    from meshwright.models.attention_blocks import Blocks, Cudnn, Part, merged
+    from meshwright.trainer.models.attention_blocks import Blocks, Cudnn, Part, merged
 
     random = np.random.default_rng(0)
     shapes = ((2, 256, 8, 64), *((2, 256, 2, 64),) * 4, (2, 256, 8, 64))

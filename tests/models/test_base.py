@@ -10,10 +10,10 @@ from pydantic import Field
 
 from meshwright.config import Layout, ModelKind, ModelSizes, RunConfig, check_layout, load_config
 from meshwright.errors import InputError
-from meshwright.models import MODELS, Model, Outcome, Parameter, initial_parameters, model_of
-from meshwright.models.small import Cruncher, LeNet, Linear, ResNet
-from meshwright.models.transformer import Transformer
-from meshwright.step import build_step
+from meshwright.trainer.models import MODELS, Model, Outcome, Parameter, initial_parameters, model_of
+from meshwright.trainer.models.small import Cruncher, LeNet, Linear, ResNet
+from meshwright.trainer.models.transformer import Transformer
+from meshwright.trainer.step import build_step
 from tests.stepping import run_steps
 
 WIDE = Parameter(shape=(400, 500), dims=("embed", "mlp"), fan_in=400)

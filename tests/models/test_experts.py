@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from meshwright.config import TransformerModel
-from meshwright.models import Parameter
-from meshwright.models.experts import expert_mlp, expert_parameters, places_of, route
-from meshwright.models.transformer import Transformer
+from meshwright.trainer.models import Parameter
+from meshwright.trainer.models.experts import expert_mlp, expert_parameters, places_of, route
+from meshwright.trainer.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import FLOAT32
 

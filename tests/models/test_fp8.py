@@ -9,9 +9,15 @@ from jax.sharding import PartitionSpec
 
 import meshwright as mw
 from meshwright.compiler import read_text
-from meshwright.models.eight_bits import NarrowMatrix, Placement, fp8_product, quantised, quantised_matrix
-from meshwright.models.experts import whole_in_eight_bits
 from meshwright.sharding import gather, mesh_of, on_each_device
+from meshwright.trainer.models.eight_bits import (
+    NarrowMatrix,
+    Placement,
+    fp8_product,
+    quantised,
+    quantised_matrix,
+)
+from meshwright.trainer.models.experts import whole_in_eight_bits
 
 pytestmark = pytest.mark.quick
 

@@ -11,9 +11,9 @@ import pytest
 import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.config import load_config
-from meshwright.models import initial_parameters
-from meshwright.models.layer_sums import read_from
-from meshwright.models.transformer import Transformer
+from meshwright.trainer.models import initial_parameters
+from meshwright.trainer.models.layer_sums import read_from
+from meshwright.trainer.models.transformer import Transformer
 
 pytestmark = pytest.mark.quick
 

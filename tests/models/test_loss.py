@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from meshwright.models.loss import LEFT_OUT, Targets, mean_cross_entropy
+from meshwright.trainer.models.loss import LEFT_OUT, Targets, mean_cross_entropy
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models import initial_parameters
-from meshwright.models.small import batch_norm, norm_parameters, norm_state
+from meshwright.trainer.models import initial_parameters
+from meshwright.trainer.models.small import batch_norm, norm_parameters, norm_state
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.norms import STATISTICS, normalised
+from meshwright.trainer.models.norms import STATISTICS, normalised
 
 pytestmark = pytest.mark.quick
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from meshwright.config import TransformerModel
-from meshwright.models import attention_blocks, initial_parameters
-from meshwright.models.transformer import Transformer
+from meshwright.trainer.models import attention_blocks, initial_parameters
+from meshwright.trainer.models.transformer import Transformer
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.products import product
 from meshwright.sharding import gather, look_up
+from meshwright.trainer.models.products import product
 
 SHAPES = [((4, 6), (6, 5), 1, 0), ((2, 4, 2, 3), (2, 3, 5), 2, 0), ((3, 4, 6), (3, 6, 5), 1, 1)]
 

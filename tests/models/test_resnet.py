@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import ResNetModel
-from meshwright.models import initial_parameters
-from meshwright.models.small import BLOCKS, STAGES, ResNet
+from meshwright.trainer.models import initial_parameters
+from meshwright.trainer.models.small import BLOCKS, STAGES, ResNet
 
 pytestmark = pytest.mark.quick
 

@@ -11,11 +11,11 @@ from jax.extend.core import jaxprs_in_params
 
 import meshwright as mw
 from meshwright.config import TransformerModel
-from meshwright.models import attention, attention_blocks, gathered_attention, initial_parameters
-from meshwright.models.attention import Shape, in_ring_order, kernel_attention, ring_positions
-from meshwright.models.attention_blocks import Blocks
-from meshwright.models.gathered_attention import part_sizes
-from meshwright.models.transformer import Transformer
+from meshwright.trainer.models import attention, attention_blocks, gathered_attention, initial_parameters
+from meshwright.trainer.models.attention import Shape, in_ring_order, kernel_attention, ring_positions
+from meshwright.trainer.models.attention_blocks import Blocks
+from meshwright.trainer.models.gathered_attention import part_sizes
+from meshwright.trainer.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import rounding_of
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.rotary import Turns, rotated
+from meshwright.trainer.models.rotary import Turns, rotated
 from tests.rounding import FLOAT32
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.splash_attention import splash_attention, takes
+from meshwright.trainer.models.splash_attention import splash_attention, takes
 
 
 @pytest.mark.parametrize("cap", [None, pytest.param(2.0, marks=pytest.mark.wide)])

@@ -11,9 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.config import TransformerModel
-from meshwright.models import Parameter, initial_parameters
-from meshwright.models.rematerialisation import BLOCK_INPUT, rematerialised
-from meshwright.models.transformer import Transformer
+from meshwright.trainer.models import Parameter, initial_parameters
+from meshwright.trainer.models.rematerialisation import BLOCK_INPUT, rematerialised
+from meshwright.trainer.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 from tests.rounding import FLOAT32
 

@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet, MeasuredClass, MeasuredRun, MeasuredRuns
 from meshwright.ledger import executions_of
 from meshwright.predict import machine_of, predict, rates_digest
-from meshwright.predict._tables import runs
+from meshwright.predict._rate_files import runs
 from meshwright.predict._walk import walk
 
 FLEET = Fleet.parse("8xH100")

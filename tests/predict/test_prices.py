@@ -6,7 +6,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import Message
-from meshwright.predict._prices import bytes_of, kernel_of, transfer_of
+from meshwright.predict._kernel_prices import bytes_of, kernel_of, transfer_of
 from meshwright.predict._rates import machine_of
 
 ATTENTION = (

@@ -16,8 +16,8 @@ from meshwright.predict._formulas import (
     collective_seconds,
     gemm_seconds,
 )
+from meshwright.predict._rate_files import provenance
 from meshwright.predict._rates import attention_of, machine_of, rates_of, shared, sustained_share, widths
-from meshwright.predict._tables import provenance
 
 MEASURED = [
     "A100-40GB",

@@ -9,9 +9,9 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.ledger import executions_of
-from meshwright.ledger._rules import KERNEL
+from meshwright.ledger._work_rules import KERNEL
+from meshwright.predict._rate_files import runs
 from meshwright.predict._rates import machine_of
-from meshwright.predict._tables import runs
 from meshwright.predict._walk import walk
 
 SIZE = 8192

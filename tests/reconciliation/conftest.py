@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
+from meshwright.measure._reconciliation import Measurement, Percentiles
 from meshwright.predict import Interval, Prediction
-from meshwright.reconciliation import Measurement, Percentiles
 
 
 @pytest.fixture

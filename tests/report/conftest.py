@@ -17,12 +17,12 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
+from meshwright.measure._reconciliation import Measurement, Percentiles
 from meshwright.planned import Plan, Planned
 from meshwright.planning import settings_words
 from meshwright.predict import Help, Interval, Prediction, Slice
-from meshwright.reconciliation import Measurement, Percentiles
 from meshwright.report import renderable
-from meshwright.results import Weighing
+from meshwright.results import Compilation, Weighing
 
 GIB = 2**30
 NO_CHANGES: dict[str, Any] = {}
@@ -201,14 +201,18 @@ def weighing() -> Callable[..., Weighing]:
         more = {name: changes.pop(name) for name in LEDGER if name in changes}
         ledger = made_ledger(memory=made_memory(**(memory or {})), **more)
         fleet = changes.pop("fleet", Fleet.parse("8xH100"))
+        record = made_compiled(**(compiled or {}))
         fields: dict[str, Any] = {
             "name": "llama3-8b",
             "config": load_config("llama3-8b"),
             "fleet": dataclasses.replace(fleet, price_per_device_hour=price),
             "layout": Layout.parse("fsdp=8"),
-            "compiled": made_compiled(**(compiled or {})),
-            "folder": Path("compiled"),
-            "cached": False,
+            "made_by": Compilation(
+                compiled=record,
+                folder=changes.pop("folder", Path("compiled")),
+                cached=changes.pop("cached", False),
+            ),
+            "tokens_per_step": record.tokens_per_step,
             "ledger": dataclasses.replace(ledger, flops=dataclasses.replace(ledger.flops, **(flops or {}))),
             "prediction": None if prediction is None else made_prediction(**prediction),
             "no_prediction": "",

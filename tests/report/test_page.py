@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.ledger import Finding
-from meshwright.reconciliation import Reconciliation, Row
+from meshwright.measure._reconciliation import Reconciliation, Row
 from meshwright.report import page_of, write_report, write_sweep
 from meshwright.report._costs import FLOP_CONVENTION
-from meshwright.report._facts import read_run
 from meshwright.report._model import Document
 from meshwright.report._render import page as html_of
+from meshwright.report._saved_facts import read_run
 from meshwright.results import Change, Changes, Sweep, SweepRun
 
 pytestmark = pytest.mark.once

@@ -9,7 +9,7 @@ from meshwright.predict import Busy
 from meshwright.report import page_of, text_of
 from meshwright.report._drawings import lane_svg
 from meshwright.report._model import COLOURS, GAPS, Column, Lane, byte_ticks, second_ticks
-from meshwright.report._schedule import lanes_of, schedule_lanes
+from meshwright.report._schedule_lanes import lanes_of, schedule_lanes
 
 GIB = 2**30
 

@@ -5,7 +5,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshwright.config import ACTIVATION_RULES, PARAMETER_RULES, load_config, preset_names
-from meshwright.models import Parameter, model_of
 from meshwright.sharding import (
     TABLE_ROWS,
     activation_spec,
@@ -19,6 +18,7 @@ from meshwright.sharding import (
     pin,
     rows_here,
 )
+from meshwright.trainer.models import Parameter, model_of
 
 P = PartitionSpec
 LAYOUTS = [{"data": 8}, {"fsdp": 4}, {"tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]

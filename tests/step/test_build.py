@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, restore
 from meshwright.config import load_config
-from meshwright.data import open_data
-from meshwright.models import Parameter, initial_parameters
-from meshwright.step import build_step
-from meshwright.step._build import abstract_batch, whole_over_replicas
+from meshwright.trainer.checkpoint import Checkpoints, restore
+from meshwright.trainer.data import open_data
+from meshwright.trainer.models import Parameter, initial_parameters
+from meshwright.trainer.step import build_step
+from meshwright.trainer.step._build import abstract_batch, whole_over_replicas
 
 pytestmark = pytest.mark.quick
 

@@ -10,12 +10,12 @@ import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.config._load import variants
-from meshwright.data import open_data
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
-from meshwright.training import RunFolder, RunRequest, devices_of, run_training
+from meshwright.trainer.data import open_data
+from meshwright.trainer.loop import RunFolder, RunRequest, devices_of, run_training
+from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
 

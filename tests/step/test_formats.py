@@ -12,8 +12,8 @@ import meshwright as mw
 from meshwright.config import StateConfig, load_config
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
-from meshwright.step._formats import by_chance, rounded_as
+from meshwright.trainer.step import build_step
+from meshwright.trainer.step._state_formats import by_chance, rounded_as
 from tests.stepping import run_steps
 
 pytestmark = pytest.mark.quick

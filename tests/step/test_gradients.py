@@ -10,10 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.data import open_data
-from meshwright.models import Outcome
-from meshwright.step import build_step
-from meshwright.step._gradients import (
+from meshwright.trainer.data import open_data
+from meshwright.trainer.models import Outcome
+from meshwright.trainer.step import build_step
+from meshwright.trainer.step._gradients import (
     FIRST_SCALE,
     GOOD_STEPS,
     LEAST_SCALE,

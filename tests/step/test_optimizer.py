@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from meshwright.config import load_config, preset_names
-from meshwright.models import Parameter, initial_parameters, model_of
-from meshwright.step import optimizer_of
-from meshwright.step._optimizer import (
+from meshwright.trainer.models import Parameter, initial_parameters, model_of
+from meshwright.trainer.step import optimizer_of
+from meshwright.trainer.step._optimizer import (
     by_matrix,
     is_hidden_matrix,
     is_matrix,
@@ -378,7 +378,7 @@ def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(me
 
 
 def test_dims_made_one_are_split_only_as_the_first_of_them():
-    from meshwright.step._optimizer import _of_merged
+    from meshwright.trainer.step._optimizer import _of_merged
 
     assert _of_merged((0, 1), PartitionSpec("tensor", None)) == "tensor"
     assert _of_merged((0, 1), PartitionSpec(None, "tensor")) is None

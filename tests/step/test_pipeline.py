@@ -12,15 +12,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.models import Context, initial_parameters, is_parameter, model_of
-from meshwright.models.loss import LEFT_OUT
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec
-from meshwright.step import FORMATS, build_step
-from meshwright.step._build import declarations
-from meshwright.step._gradients import gradients_of, sum_formats
-from meshwright.step._pipeline import Pipeline, over_stages
-from meshwright.step._stage import AXIS, gather_positions, own_positions, scatter_positions
-from meshwright.step._tables import spec_in_step
+from meshwright.trainer.models import Context, initial_parameters, is_parameter, model_of
+from meshwright.trainer.models.loss import LEFT_OUT
+from meshwright.trainer.step import FORMATS, build_step
+from meshwright.trainer.step._build import declarations
+from meshwright.trainer.step._gradients import gradients_of, sum_formats
+from meshwright.trainer.step._padded_tables import spec_in_step
+from meshwright.trainer.step._pipeline import Pipeline, over_stages
+from meshwright.trainer.step._stage import AXIS, gather_positions, own_positions, scatter_positions
 from tests.rounding import rounding_of
 
 pytestmark = pytest.mark.quick

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
-from meshwright.data import open_data
 from meshwright.hardware import Fleet
-from meshwright.reconciliation import Measurement
-from meshwright.training import Event, RunFolder, RunRequest, _run, devices_of, run_training
+from meshwright.measure._reconciliation import Measurement
+from meshwright.trainer.data import open_data
+from meshwright.trainer.loop import Event, RunFolder, RunRequest, devices_of, run_training
+from meshwright.trainer.loop import _training_run as _run
 
 NANO = load_config("bytes-nano", ["evaluation.every_steps=3", "evaluation.batches=2"])
 STEPS = 7

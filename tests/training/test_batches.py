@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.config import load_config
-from meshwright.data import open_data
-from meshwright.training._interruptions import put
-from meshwright.training._loop import Feed, _can_pin, batches_ahead, rows_held
+from meshwright.trainer.data import open_data
+from meshwright.trainer.loop._interruptions import put
+from meshwright.trainer.loop._loop import Feed, _can_pin, batches_ahead, rows_held
 
 
 def test_batches_come_in_order():

@@ -8,9 +8,9 @@ from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.extras import how_to_install
 from meshwright.hardware import Fleet
-from meshwright.launch import Alone
-from meshwright.training import _devices, devices_of, local_fleet
-from meshwright.training._devices import fleet_of_hosts, share_of
+from meshwright.trainer.launch import Alone
+from meshwright.trainer.loop import _devices, devices_of, local_fleet
+from meshwright.trainer.loop._devices import fleet_of_hosts, share_of
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 

@@ -2,7 +2,7 @@ import statistics
 
 import pytest
 
-from meshwright.training import (
+from meshwright.trainer.loop import (
     CheckpointSaved,
     Evaluated,
     Finished,
@@ -12,7 +12,7 @@ from meshwright.training import (
     StepCompiled,
     StepDone,
 )
-from meshwright.training._interface import PhaseClock
+from meshwright.trainer.loop._interface import PhaseClock
 
 pytestmark = pytest.mark.quick
 

@@ -13,8 +13,9 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.errors import InputError
-from meshwright.launch import agreed
-from meshwright.training import _facts, facts_of_run
+from meshwright.trainer.launch import agreed
+from meshwright.trainer.loop import _common_facts as _facts
+from meshwright.trainer.loop import facts_of_run
 from tests.launch.test_peers import each
 
 

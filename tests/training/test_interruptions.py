@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from meshwright.config import FaultConfig
-from meshwright.launch import Alone, noting_signals
-from meshwright.training import RunFolder
-from meshwright.training._interface import PhaseClock
-from meshwright.training._interruptions import Agreement, Watchdog, stop_at_once
+from meshwright.trainer.launch import Alone, noting_signals
+from meshwright.trainer.loop import RunFolder
+from meshwright.trainer.loop._interface import PhaseClock
+from meshwright.trainer.loop._interruptions import Agreement, Watchdog, stop_at_once
 
 pytestmark = pytest.mark.quick
 
@@ -76,9 +76,9 @@ def test_a_thread_that_holds_on_to_a_lock_cannot_keep_the_process(tmp_path):
 import threading
 from pathlib import Path
 from meshwright.config import FaultConfig
-from meshwright.training import RunFolder
-from meshwright.training._interface import PhaseClock
-from meshwright.training._interruptions import Watchdog
+from meshwright.trainer.loop import RunFolder
+from meshwright.trainer.loop._interface import PhaseClock
+from meshwright.trainer.loop._interruptions import Watchdog
 lock = threading.Lock()
 lock.acquire()
 folder = RunFolder(Path({str(tmp_path)!r}))

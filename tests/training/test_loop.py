@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from meshwright.config import Layout, RunConfig, load_config, overridden
-from meshwright.data import ALL, RegressionRows, open_data
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.sharding import mesh_of
-from meshwright.training import CheckpointSaved, Noticed, StepDone
-from meshwright.training._interface import PhaseClock
-from meshwright.training._interruptions import Watchdog
-from meshwright.training._loop import Feed, Loop, Saving
-from meshwright.training._programs import compile_programs
-from meshwright.training._recording import Recorder, RunWriter, metrics_of
-from meshwright.training._run_folder import about_of
+from meshwright.trainer.data import ALL, RegressionRows, open_data
+from meshwright.trainer.loop import CheckpointSaved, Noticed, StepDone
+from meshwright.trainer.loop._interface import PhaseClock
+from meshwright.trainer.loop._interruptions import Watchdog
+from meshwright.trainer.loop._loop import Feed, Loop, Saving
+from meshwright.trainer.loop._programs import compile_programs
+from meshwright.trainer.loop._recording import Recorder, RunWriter, metrics_of
+from meshwright.trainer.loop._run_folder import about_of
 
 pytestmark = pytest.mark.quick
 
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, run):
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, run, monkeypatch):
-    from meshwright.checkpoint import _checkpoints
+    from meshwright.trainer.checkpoint import _checkpoints
 
     monkeypatch.setattr(_checkpoints.Checkpoints, "_free_bytes", lambda self: 0)
     events: list[object] = []

@@ -17,9 +17,17 @@ from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format th
 
 from meshwright.config import FaultConfig, load_config
 from meshwright.errors import InputError
-from meshwright.launch import Alone
-from meshwright.training import EpochDone, Evaluated, FirstStepsDone, Noticed, RunFolder, StepDone, _recording
-from meshwright.training._recording import (
+from meshwright.trainer.launch import Alone
+from meshwright.trainer.loop import (
+    EpochDone,
+    Evaluated,
+    FirstStepsDone,
+    Noticed,
+    RunFolder,
+    StepDone,
+    _recording,
+)
+from meshwright.trainer.loop._recording import (
     BadSteps,
     Recorder,
     RunWriter,
@@ -28,7 +36,7 @@ from meshwright.training._recording import (
     metrics_of,
     what_is_bad,
 )
-from meshwright.training._run_folder import Writes
+from meshwright.trainer.loop._run_folder import Writes
 
 pytestmark = pytest.mark.quick
 

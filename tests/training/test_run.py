@@ -10,9 +10,10 @@ import meshwright as mw
 from meshwright.config import load_config
 from meshwright.errors import InputError
 from meshwright.measure import bytes_on
-from meshwright.training import Noticed, StepFlops, _run
-from meshwright.training._loop import Loop
-from meshwright.training._recording import memory_in_use, metrics_of
+from meshwright.trainer.loop import Noticed, StepFlops
+from meshwright.trainer.loop import _training_run as _run
+from meshwright.trainer.loop._loop import Loop
+from meshwright.trainer.loop._recording import memory_in_use, metrics_of
 
 pytestmark = pytest.mark.quick
 
@@ -84,7 +85,7 @@ def test_two_steps_are_too_few_to_time(tmp_path, train):
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_compiled(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("meshwright.api._weigh.compile_program", None)
+    monkeypatch.setattr("meshwright.programs._weighed.compile_program", None)
     with pytest.raises(InputError, match="cannot write a run"):
         mw.train("linear", on="1xCPU", folder=tmp_path / "file" / "run")
 

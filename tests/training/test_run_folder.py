@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, Found
-from meshwright.checkpoint._manifest import Manifest
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.errors import InputError
-from meshwright.launch import Alone
-from meshwright.training import RunFolder, config_of
-from meshwright.training._run_folder import (
+from meshwright.trainer.checkpoint import Checkpoints, Found
+from meshwright.trainer.checkpoint._manifest import Manifest
+from meshwright.trainer.launch import Alone
+from meshwright.trainer.loop import RunFolder, config_of
+from meshwright.trainer.loop._run_folder import (
     about_complaint,
     about_of,
     changes_since,
@@ -111,7 +111,7 @@ def test_two_processes_never_write_one_folder_even_without_checkpoints(tmp_path)
     held = RunFolder(tmp_path / "run")
     held.make()
     code = (
-        "import sys; from pathlib import Path; from meshwright.training import RunFolder\n"
+        "import sys; from pathlib import Path; from meshwright.trainer.loop import RunFolder\n"
         "try: RunFolder(Path(sys.argv[1])).make()\n"
         "except Exception as told: print(told)"
     )
@@ -165,7 +165,7 @@ def test_a_refusal_loads_no_jax(tmp_path):
     folder = run_in(tmp_path / "run", steps=9, saved=(9,))
     code = (
         "import sys, meshwright as mw; from pathlib import Path\n"
-        "try: mw.train(folder=Path(sys.argv[1]), resume=True, overrides=['seed=5'])\n"
+        "try: mw.train(folder=Path(sys.argv[1]), session=mw.Session(resume=True), overrides=['seed=5'])\n"
         "except mw.InputError as refused: print(refused.message, 'jax' in sys.modules)"
     )
     told = subprocess.run(

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints
 from meshwright.config import RunConfig, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.models import Context, model_of
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step
-from meshwright.training import config_of, sample_run
-from meshwright.training._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
+from meshwright.trainer.checkpoint import Checkpoints
+from meshwright.trainer.loop import config_of, sample_run
+from meshwright.trainer.loop._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
+from meshwright.trainer.models import Context, model_of
+from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
 

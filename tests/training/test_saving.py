@@ -5,10 +5,10 @@ import pytest
 
 from meshwright.config import CheckpointConfig
 from meshwright.errors import InputError
-from meshwright.launch import Peers
-from meshwright.training import CheckpointSaved, RunFolder
-from meshwright.training._interface import PhaseClock
-from meshwright.training._loop import Saving
+from meshwright.trainer.launch import Peers
+from meshwright.trainer.loop import CheckpointSaved, RunFolder
+from meshwright.trainer.loop._interface import PhaseClock
+from meshwright.trainer.loop._loop import Saving
 from tests.launch.test_peers import each as each_of
 
 pytestmark = pytest.mark.quick

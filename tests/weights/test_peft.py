@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright import train
-from meshwright.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright import Session, train
 from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.errors import InputError
-from meshwright.models import Context, dequantised_array, model_of
-from meshwright.models.quantised import to_codes
 from meshwright.sharding import mesh_of
-from meshwright.step import build_step, whole_parameters
+from meshwright.trainer.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright.trainer.models import Context, dequantised_array, model_of
+from meshwright.trainer.models.quantised import to_codes
+from meshwright.trainer.step import build_step, whole_parameters
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
 transformers = pytest.importorskip(
@@ -84,7 +84,14 @@ def trained(request, tmp_path_factory):
     settings = ("lora.rank=4", "optimizer.learning_rate=0.02", "data.source=synthetic")
     folder = tmp_path_factory.mktemp("run") / "run"
     overrides = (*sizes_of_run, *settings, *overrides)
-    train(str(base), on="1xCPU", steps=3, begin_from=base, folder=folder, overrides=overrides)
+    train(
+        str(base),
+        on="1xCPU",
+        steps=3,
+        folder=folder,
+        overrides=overrides,
+        session=Session(begin_from=base),
+    )
     return base, folder
 
 
@@ -173,7 +180,14 @@ def test_a_base_in_four_bits_is_read_trained_and_merged(unroll, layout, tokens, 
     sizes_of_run = ("batch.sequences=4", "batch.sequence_length=16", f"model.unroll={unroll}")
     overrides = (*settings, *sizes_of_run, "optimizer.learning_rate=0.02", "schedule.kind=constant")
     devices = {"data=1": "1xCPU"}.get(layout, "4xCPU")
-    train(str(base), on=devices, layout=layout, steps=3, begin_from=base, folder=folder, overrides=overrides)
+    train(
+        str(base),
+        on=devices,
+        overrides=[*overrides, f"layout={layout}"],
+        steps=3,
+        folder=folder,
+        session=Session(begin_from=base),
+    )
     ours = logits_of(folder, tokens)
     export_huggingface(checkpoint_of(folder), load_config(str(folder)), merged)
     read = transformers.AutoModelForCausalLM.from_pretrained(merged)
@@ -254,7 +268,14 @@ def instructed(tmp_path_factory):
         *("data.source=instructions", f"data.path={lines}", f"data.tokenizer={base}"),
         *("optimizer.learning_rate=0.01", "data.held_out_fraction=0.25", "model.unroll=true", "remat=none"),
     )
-    run = train(str(base), on="1xCPU", steps=60, begin_from=base, folder=folder, overrides=overrides)
+    run = train(
+        str(base),
+        on="1xCPU",
+        steps=60,
+        folder=folder,
+        overrides=overrides,
+        session=Session(begin_from=base),
+    )
     return base, folder, run
 
 

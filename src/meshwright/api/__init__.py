@@ -4,7 +4,7 @@ Importing it lets results print as their reports. Imports: everything but `cli` 
 `meshwright` and `cli`.
 """
 
-from ..report import page_of, text_of
-from ..shown import render_with
+from meshwright.report import page_of, text_of
+from meshwright.shown import render_with
 
 render_with(text=text_of, page=page_of)

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..config import Overrides, RunConfig
-from ..errors import InputError
-from ..files import read_json, read_text, read_toml, reason
-from ..hardware import (
+from meshwright.config import Overrides, RunConfig
+from meshwright.errors import InputError
+from meshwright.files import read_json, read_text, read_toml, reason
+from meshwright.hardware import (
     LONGEST_STEP_SECONDS,
     SHORTEST_STEP_SECONDS,
     STEP_TIME,
@@ -25,9 +25,9 @@ from ..hardware import (
     MeasuredRun,
     MeasuredRuns,
 )
-from ..hlo import FREE, Executions
-from ..ledger import executions_in
-from ..measure import (
+from meshwright.hlo import FREE, Executions
+from meshwright.ledger import executions_in
+from meshwright.measure import (
     TracedStep,
     calibration_for,
     describe_host,
@@ -39,7 +39,8 @@ from ..measure import (
     traced_step,
     xplane_events,
 )
-from ..predict import (
+from meshwright.measure._reconciliation import Calibrated, CalibratedClass, CalibratedStep, Measurement
+from meshwright.predict import (
     RECOMPUTED,
     Prediction,
     class_of,
@@ -48,10 +49,10 @@ from ..predict import (
     predict,
     rates_digest,
 )
-from ..programs import fleet_of
-from ..reconciliation import Calibrated, CalibratedClass, CalibratedStep, Measurement
-from ..results import Phase, Weighing, ignore
-from ..units import format_seconds, parse_seconds
+from meshwright.programs import fleet_of
+from meshwright.results import Phase, Weighing, ignore
+from meshwright.units import format_seconds, parse_seconds
+
 from ._weigh import weigh
 
 CONTAINERS = ("while", "conditional", "call")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from ..compiler import warm_workers
-from ..config import Layout, block_policies, check_layout
-from ..errors import InputError, MeshwrightError
-from ..hardware import Fleet
-from ..planning import Suggestion, suggestions
-from ..results import Change, Changes, Phase, Weighing, ignore
+from meshwright.compiler import warm_workers
+from meshwright.config import Layout, block_policies, check_layout
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.hardware import Fleet
+from meshwright.planning import Suggestion, suggestions
+from meshwright.results import Change, Changes, Phase, Weighing, ignore
+
 from ._weigh import weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed

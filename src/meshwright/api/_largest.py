@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from ..config import Layout, Overrides, RunConfig, override_pairs
-from ..errors import InputError
-from ..hardware import Fleet
-from ..programs import fleet_of
-from ..results import Largest, Phase, Weighing, ignore
+from meshwright.config import Layout, Overrides, RunConfig, override_pairs
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.programs import fleet_of
+from meshwright.results import Largest, Phase, Weighing, ignore
+
 from ._weigh import weigh
 
 Quantity = Literal["sequence_length", "batch"]

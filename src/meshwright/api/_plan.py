@@ -4,7 +4,7 @@ A program says what it can choose from. Each candidate of a run has bounds and a
 most promising are compiled side by side in worker processes, through the cache, until the budget is spent or
 nothing promises a saving. Only a compiled candidate is ever recommended.
 
-Imports: `_runner`, `programs`, `planning`. Used by: `cli`, and users as `mw.plan`, `mw.plan_fleets`.
+Imports: `_plan_runner`, `programs`, `planning`. Used by: `cli`, and users as `mw.plan`, `mw.plan_fleets`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..compiler import cache_root, warm_workers
-from ..config import Overrides, RunConfig
-from ..errors import InputError
-from ..hardware import Fleet, list_price
-from ..planned import STOPPED, FleetPlans, Plan, PlanProgress
-from ..planning import fleet_times, smaller_fleets, values_by_knob
-from ..programs import REST, Candidates, Program, RunLength, Settings, fleet_of, program_of
-from ..results import Change, ignore
-from ._runner import CandidateRunner, end_of, usual_workers
+from meshwright.compiler import cache_root, warm_workers
+from meshwright.config import Overrides, RunConfig
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet, list_price
+from meshwright.planned import STOPPED, FleetPlans, Plan, PlanProgress
+from meshwright.planning import fleet_times, smaller_fleets, values_by_knob
+from meshwright.programs import REST, Candidates, Program, RunLength, Settings, fleet_of, program_of
+from meshwright.results import Change, ignore
+
+from ._plan_runner import CandidateRunner, end_of, usual_workers
 
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried

@@ -14,13 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ..compiler import cache_lock, cache_root, writing_cache
-from ..errors import InputError, MeshwrightError
-from ..files import MOST_RECORD_BYTES, parsed_json, read_bytes, read_text, reason
-from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
-from ..reconciliation import reconcile as compared
-from ..records import read_record
-from ..results import Phase, Run, ignore
+from meshwright.compiler import cache_lock, cache_root, writing_cache
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_bytes, read_text, reason
+from meshwright.json_records import read_record
+from meshwright.measure._reconciliation import (
+    STEP_SECONDS,
+    History,
+    Measurement,
+    PastRow,
+    Reconciliation,
+    past_rows,
+)
+from meshwright.measure._reconciliation import reconcile as compared
+from meshwright.results import Phase, Run, ignore
+
 from ._weigh import weigh
 
 HISTORY = "history.jsonl"

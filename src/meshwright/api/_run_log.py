@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..run_lines import LOG_EVERY, RunLog
+from meshwright.run_lines import LOG_EVERY, RunLog
 
 if TYPE_CHECKING:
-    from ..results import FirstStepsCompared, Phase
-    from ..training import Event as TrainingEvent
-    from ..training import RunFolder
+    from meshwright.results import FirstStepsCompared, Phase
+    from meshwright.trainer.loop import Event as TrainingEvent
+    from meshwright.trainer.loop import RunFolder
 
     Event = TrainingEvent | Phase | FirstStepsCompared
 

@@ -17,18 +17,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compiler import warm_workers
-from ..config import RunConfig, trainable
-from ..errors import InputError, MeshwrightError
-from ..programs import run_named
-from ..reconciliation import Measurement
-from ..report import write_sweep
-from ..results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
-from ..units import format_count
-from ._train import new_folder, train
+from meshwright.compiler import warm_workers
+from meshwright.config import RunConfig, trainable
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.measure._reconciliation import Measurement
+from meshwright.programs import run_named
+from meshwright.report import write_sweep
+from meshwright.results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
+from meshwright.units import format_count
+
+from ._train import Session, new_folder, train
 
 if TYPE_CHECKING:
-    from ..training import Event
+    from meshwright.trainer.loop import Event
 
 OPENING, CLOSING = "[{(", "]})"
 MOST_RUNS = 1000
@@ -215,7 +216,7 @@ def _run(
     """
     try:
         how = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
-        measurement = train(config, resume=True, discard_steps=True, **how).measurement
+        measurement = train(config, session=Session(resume=True, discard_steps=True), **how).measurement
         if measurement.interrupted:
             return _failed(values, folder, f"stopped after {measurement.steps} steps"), True
         run = _finished(values, config, folder, steps, earlier=False)

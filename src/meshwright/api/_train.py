@@ -10,29 +10,31 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Overrides, RunConfig, holds_nothing, trainable
-from ..errors import DeviceMemoryError, InputError, MeshwrightError
-from ..extras import check_installed
-from ..measure import doubt_calibration, measured_runs_for
-from ..programs import fleet_of, resolved, weigh_run
-from ..reconciliation import Measurement, Reconciliation, first_steps
-from ..reconciliation import reconcile as compared
-from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
-from ..units import format_seconds
+from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
+from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
+from meshwright.extras import check_installed
+from meshwright.measure import doubt_calibration, measured_runs_for
+from meshwright.measure._reconciliation import Measurement, Reconciliation, first_steps
+from meshwright.measure._reconciliation import reconcile as compared
+from meshwright.programs import fleet_of, resolved, weigh_run
+from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
+from meshwright.units import format_seconds
+
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
 from ._run_log import FolderLog
 
 if TYPE_CHECKING:
-    from ..config import Layout
-    from ..hardware import Fleet
-    from ..launch import Alone, Facts
-    from ..training import Event, FirstWeights, RunFolder, RunRequest, StepFlops
+    from meshwright.config import Layout
+    from meshwright.hardware import Fleet
+    from meshwright.trainer.launch import Alone, Facts
+    from meshwright.trainer.loop import Event, FirstWeights, RunFolder, RunRequest, StepFlops
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
 NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
@@ -42,19 +44,34 @@ FIRST_PAGE_SECONDS = 5.0  # of steps before the first page: a run of seconds has
 REPORT_SECONDS = 30.0  # between pages: drawing one takes up to a second, so they cost about 2 %
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One session of a run: whether it goes on, what it begins with, and what is recorded of it.
+
+    Args:
+        resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
+        discard_steps: with `resume`, repeat steps that no checkpoint was meant to hold, as those of a run
+            with `checkpoint.every_steps = none`. Without it such a run is refused.
+        begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
+            with instead of random ones. Without a config, the model's own is used.
+        profile: a folder for a trace of steps 3 to 5 by jax.profiler, which `calibrate` reads.
+    """
+
+    resume: bool = False
+    discard_steps: bool = False
+    begin_from: str | Path | None = None
+    profile: str | Path | None = None
+
+
 def train(
     config: str | RunConfig | None = None,
     *,
     on: str = "local",
-    layout: str | None = None,
     overrides: Overrides = (),
     data: str | Path | None = None,
     steps: int | None = None,
     folder: Path | None = None,
-    resume: bool = False,
-    discard_steps: bool = False,
-    begin_from: str | Path | None = None,
-    profile: str | Path | None = None,
+    session: Session | None = None,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None] = ignore,
 ) -> Run:
     """Weigh a step, train with that same program, and compare predicted with measured quantities.
@@ -75,12 +92,7 @@ def train(
             `overrides` go before what is found. By default the config's own data.
         steps: of the whole run; the config's own by default.
         folder: for the run's files; runs/NAME-TIME by default. The report is report.html in it.
-        resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
-        discard_steps: with `resume`, repeat steps that no checkpoint was meant to hold, as those of a run
-            with `checkpoint.every_steps = none`. Without it such a run is refused.
-        begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
-            with instead of random ones. Without a config, the model's own is used.
-        profile: a folder for a trace of steps 3 to 5 by jax.profiler, which `calibrate` reads.
+        session: whether the run is resumed, what it begins with, and what is recorded of it.
         on_event: called with each event of the run as it happens: phases of the weighing, steps, the
             comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
@@ -96,21 +108,28 @@ def train(
     >>> run.measurement.steps, sorted(run.measurement.losses)
     (2, [1, 2])
     """
-    from ..launch import agreed, processes_of_this_run
-    from ..training import RunFolder, RunRequest
+    from meshwright.trainer.launch import agreed, processes_of_this_run
+    from meshwright.trainer.loop import RunFolder, RunRequest
 
+    session = session or Session()
+    resume, begin_from, profile = session.resume, session.begin_from, session.profile
     config, folder = named_run(config, folder, resume)
-    given = config, data, overrides, layout, begin_from, steps, folder, resume, profile
-    asked = partial(_run_to_train, *given)
-    call = {"on": on, "folder": folder, "resume": resume, "discard_steps": discard_steps, "steps": steps}
+    asked = partial(_run_to_train, config, data, overrides, steps, folder, session)
+    call = {
+        "on": on,
+        "folder": folder,
+        "resume": resume,
+        "discard_steps": session.discard_steps,
+        "steps": steps,
+    }
     peers = processes_of_this_run()
     (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
     path = Path(peers.from_first("run folder", lambda: str(folder or folder_for(run))))
-    with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
+    with closing(RunFolder(path, resume=resume, discard_steps=session.discard_steps, peers=peers)) as held:
         on_event = log = FolderLog(held, on_event)
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
-        from ..training import FirstWeights, check_resumed_state, devices_of
+        from meshwright.trainer.loop import FirstWeights, check_resumed_state, devices_of
 
         first = None if begin_from is None else FirstWeights(Path(begin_from), run)
         run, mesh = resolved(run, fleet := fleet_of(on))
@@ -147,27 +166,24 @@ def _run_to_train(
     config: str | RunConfig | None,
     data: str | Path | None,
     overrides: Overrides,
-    layout: str | None,
-    begin_from: str | Path | None,
     steps: int | None,
     folder: Path | None,
-    resume: bool,
-    profile: str | Path | None,
+    session: Session,
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the config to train with its steps and data, and what was decided about the data, in words.
 
     Raises:
         InputError: the call cannot be carried out.
     """
-    _check_request(steps, profile)
-    named = _config_to_train(begin_from if config is None else config, folder, resume)
-    run, notes = config_with_data("train", named, data, overrides, layout, begin_from)
+    _check_request(steps, session.profile)
+    named = _config_to_train(session.begin_from if config is None else config, folder, session.resume)
+    run, notes = config_with_data("train", named, data, overrides, session.begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
 
 
 def _facts_of(run: RunConfig, call: dict[str, Any], begin_from: str | Path | None) -> Facts:
     """Return what all processes of a run must have in common: its config, the call's arguments, and files."""
-    from ..training import facts_of_run
+    from meshwright.trainer.loop import facts_of_run
 
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
     shown["steps to train"] = shown.pop("steps") or run.steps
@@ -185,7 +201,7 @@ def _check_request(steps: int | None, profile: str | Path | None) -> None:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
     if profile is None:
         return
-    from ..training import LAST_TRACED
+    from meshwright.trainer.loop import LAST_TRACED
 
     if steps is not None and steps < LAST_TRACED:
         hint = f"train at least {LAST_TRACED} steps: the last three of these are traced"
@@ -238,7 +254,7 @@ def _config_to_train(
         raise InputError(
             "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
         )
-    from ..training import config_of
+    from meshwright.trainer.loop import config_of
 
     return config_of(folder)
 
@@ -254,7 +270,7 @@ def _documents(run: RunConfig, weighing: Weighing, first: FirstWeights | None) -
 
 def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> None:
     """Report what was decided about a run's data."""
-    from ..training import Noticed
+    from meshwright.trainer.loop import Noticed
 
     for words in notes:
         on_event(Noticed(step=0, kind="data", message=words, hint=""))
@@ -286,7 +302,7 @@ def _weighing_of(
     If the run is to time its kernels, its step is weighed with products by cuBLAS.
     What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
     """
-    from ..report import loading_plots
+    from meshwright.report import loading_plots
 
     if times_kernels:
         run = run.model_copy(update={"autotune_results": None})
@@ -296,8 +312,8 @@ def _weighing_of(
 
 def _measured(request: RunRequest) -> Measurement:
     """Train the step that was weighed; a run that fails has its page all the same."""
-    from ..launch import over
-    from ..training import run_training
+    from meshwright.trainer.launch import over
+    from meshwright.trainer.loop import run_training
 
     try:
         return run_training(request)[0]
@@ -375,7 +391,7 @@ class _LivePage:
 
 def _draw(held: RunFolder, *, is_live: bool = False) -> None:
     """Draw the run's page; one that cannot be drawn is reported like one that cannot be written."""
-    from ..report import write_report
+    from meshwright.report import write_report
 
     try:
         held.writes.attempt(REPORT, lambda: write_report(held.path, is_live=is_live))
@@ -385,7 +401,7 @@ def _draw(held: RunFolder, *, is_live: bool = False) -> None:
 
 def _report_not_written(request: RunRequest, step: int) -> None:
     """Report files that could not be written, when no further step will report them."""
-    from ..training import not_written
+    from meshwright.trainer.loop import not_written
 
     for why, names in request.folder.writes.unreported().items():
         request.on_event(not_written(step, why, names))
@@ -407,7 +423,7 @@ def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
 
 def _step_flops(weighing: Weighing) -> StepFlops | None:
     """Return the FLOPs of a step for MFU; None without a known peak, as on a CPU."""
-    from ..training import StepFlops
+    from meshwright.trainer.loop import StepFlops
 
     prediction, flops = weighing.prediction, weighing.ledger.flops
     if prediction is None or weighing.fleet.chip.platform == "cpu" or not prediction.peak_flops_per_second:
@@ -423,7 +439,7 @@ def _listener(
     weighing: Weighing, on_event: Callable[[Event | FirstStepsCompared], None]
 ) -> Callable[[Event], None]:
     """Return a callback that calls `on_event`, and compares the first steps."""
-    from ..training import FirstStepsDone
+    from meshwright.trainer.loop import FirstStepsDone
 
     def listen(event: Event) -> None:
         on_event(event)

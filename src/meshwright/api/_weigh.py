@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import Overrides, RunConfig
-from ..hardware import Fleet
-from ..programs import Program, RunLength, Settings, fleet_of, program_of
-from ..results import Phase, Weighing, ignore
+from meshwright.config import Overrides, RunConfig
+from meshwright.hardware import Fleet
+from meshwright.programs import Program, RunLength, Settings, fleet_of, program_of
+from meshwright.results import Phase, Weighing, ignore
 
 
 def weigh(

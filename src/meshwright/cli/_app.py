@@ -20,18 +20,18 @@ from typing import Annotated
 import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
-from meshwright.launch import await_verdict, leave
 from meshwright.plugins import quiet_jax_plugins
+from meshwright.trainer.launch import await_verdict, leave
 
-from ._calibrate import calibrate, reconcile
+from ._calibrate_command import calibrate, reconcile
 from ._catalog import fleets, formats, init, presets
 from ._console import standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
-from ._plan import plan
-from ._train import EXIT_INTERRUPTED, sweep, train
+from ._plan_command import plan
+from ._train_command import EXIT_INTERRUPTED, sweep, train
 from ._usage import HELP_NAMES, Command, Verbs
-from ._weigh import weigh
+from ._weigh_command import weigh
 
 REFUSALS = {
     errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC,

@@ -21,7 +21,7 @@ from ._console import JsonFlag, answer, bar, phases, print_json
 from ._usage import Command, Verbs
 
 if TYPE_CHECKING:
-    from meshwright.checkpoint import Rejected
+    from meshwright.trainer.checkpoint import Rejected
 
 data = typer.Typer(
     cls=Verbs, help="Make token files from text, or a small set of images.", no_args_is_help=True
@@ -59,7 +59,7 @@ def tokenize(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a token file from texts. If it is killed, the same command continues where it stopped."""
-    from meshwright.data import tokenize as make
+    from meshwright.trainer.data import tokenize as make
 
     with bar("tokenizing", of_bytes=True) as update:
         made = make(
@@ -85,7 +85,7 @@ def sample_images(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a small set of images of ten classes in the format of Fashion-MNIST, by arithmetic."""
-    from meshwright.data import write_sample_images
+    from meshwright.trainer.data import write_sample_images
 
     rows = write_sample_images(to)
     words = f"{rows['train']:,} images to train and {rows['held-out']:,} held out; data.folder={to}"
@@ -129,7 +129,7 @@ def sample(
     as_json: JsonFlag = False,
 ) -> None:
     """Print text that the model of a run's checkpoint writes, on one device."""
-    from meshwright.training import sample_run
+    from meshwright.trainer.loop import sample_run
 
     with phases(f"sampling from {run}") as on_phase:
         written = sample_run(
@@ -174,7 +174,12 @@ def export(
     With --format huggingface, as the folder of a model that `transformers` loads, adapters merged; with peft,
     the adapters alone as PEFT loads them.
     """
-    from meshwright.checkpoint import checkpoint_of, export_huggingface, export_parameters, export_peft
+    from meshwright.trainer.checkpoint import (
+        checkpoint_of,
+        export_huggingface,
+        export_parameters,
+        export_peft,
+    )
     from meshwright.units import format_count
 
     formats = ("meshwright", "huggingface", "peft")
@@ -188,7 +193,7 @@ def export(
         if form == "meshwright":
             arrays = export_parameters(checkpoint, to)
         else:
-            from meshwright.training import base_of, config_of
+            from meshwright.trainer.loop import base_of, config_of
 
             config, base = config_of(run), base_of(run)
             if form == "huggingface":

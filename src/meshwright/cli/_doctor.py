@@ -25,9 +25,9 @@ from typing import Any
 
 import typer
 
-from meshwright.children import own_python, working_folder
 from meshwright.extras import how_to_install
 from meshwright.plugins import has_nvidia_gpu
+from meshwright.subprocesses import own_python, working_folder
 
 from ._console import JsonFlag, answer, phases, table
 

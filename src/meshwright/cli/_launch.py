@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from meshwright.children import own_python, working_folder
 from meshwright.errors import EXIT_BROKE_OFF, InputError
 from meshwright.files import last_lines
-from meshwright.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
+from meshwright.subprocesses import own_python, working_folder
+from meshwright.trainer.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
 
 from ._progress import own_command_for_children
 
@@ -176,7 +176,7 @@ def _check(num_processes: int, on: str) -> None:
 def _start(children: list[_Child], command: list[str], num_processes: int, folder: Path) -> None:
     """Start the children in sessions of their own: a terminal's Ctrl-C reaches them once, from here.
 
-    Each joins `children` at once, so that a signal during the start reaches those that run.
+    Each joins `subprocesses` at once, so that a signal during the start reaches those that run.
     """
     environment = {
         **os.environ,

@@ -17,7 +17,7 @@ import typer
 from meshwright.units import format_seconds
 
 from ._progress import bars
-from ._train import SIGNAL_BASE
+from ._train_command import SIGNAL_BASE
 
 if TYPE_CHECKING:
     from types import FrameType

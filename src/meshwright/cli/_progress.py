@@ -72,7 +72,7 @@ def bars() -> Progress:
 
 def how_to_go_on(folder: Path, step: int) -> str:
     """Return the command that resumes a run stopped after `step`, and the step from which it starts."""
-    from meshwright.checkpoint import steps_in
+    from meshwright.trainer.checkpoint import steps_in
 
     checkpoints = folder / "checkpoints"
     saved = steps_in(checkpoints) if checkpoints.is_dir() else []

@@ -1,6 +1,6 @@
 """Compile a program for a fleet that may not exist: the request, the worker, the record and the cache.
 
-Imports: `children`, `errors`. jax is imported only in the worker process. Used by: `data`, `ledger`,
+Imports: `subprocesses`, `errors`. jax is imported only in the worker process. Used by: `data`, `ledger`,
 `predict`, `planning`, `measure`, `training`, `worker`, `report`, `results`, `api`, `cli`.
 """
 
@@ -15,20 +15,29 @@ from ._cache import make_folder as make_folder
 from ._cache import others_who_write as others_who_write
 from ._cache import write_cached as write_cached
 from ._cache import writing_cache as writing_cache
+from ._compile_process import ANSWER as ANSWER
+from ._compile_process import PID_FILE as PID_FILE
+from ._compile_process import QUESTION as QUESTION
+from ._compile_process import STATUS_FILE as STATUS_FILE
+from ._compile_process import STDERR_FILE as STDERR_FILE
+from ._compile_process import compile_program as compile_program
+from ._compile_process import compiling_until as compiling_until
+from ._compile_process import declared_by as declared_by
+from ._compile_process import warm_workers as warm_workers
+from ._find_function import USERS_FAILURES as USERS_FAILURES
+from ._find_function import TakesNoMesh as TakesNoMesh
+from ._find_function import find_function as find_function
+from ._find_function import needs as needs
+from ._find_function import place_of as place_of
+from ._find_function import takes_no_mesh as takes_no_mesh
+from ._find_function import where as where
 from ._fingerprint import fingerprint_of as fingerprint_of
-from ._functions import USERS_FAILURES as USERS_FAILURES
-from ._functions import TakesNoMesh as TakesNoMesh
-from ._functions import find_function as find_function
-from ._functions import needs as needs
-from ._functions import place_of as place_of
-from ._functions import takes_no_mesh as takes_no_mesh
-from ._functions import where as where
-from ._kernels import KernelCall as KernelCall
-from ._kernels import KernelFlops as KernelFlops
-from ._kernels import NamedKernel as NamedKernel
-from ._kernels import RulesFile as RulesFile
-from ._kernels import register_kernel as register_kernel
-from ._kernels import registered_rule as registered_rule
+from ._kernel_calls import KernelCall as KernelCall
+from ._kernel_calls import KernelFlops as KernelFlops
+from ._kernel_calls import NamedKernel as NamedKernel
+from ._kernel_calls import RulesFile as RulesFile
+from ._kernel_calls import register_kernel as register_kernel
+from ._kernel_calls import registered_rule as registered_rule
 from ._options import AcceptedOptions as AcceptedOptions
 from ._options import Autotuning as Autotuning
 from ._options import OptionValue as OptionValue
@@ -52,15 +61,6 @@ from ._record import TracedFlops as TracedFlops
 from ._record import digest_of_sources as digest_of_sources
 from ._record import installed_versions as installed_versions
 from ._record import read_text as read_text
-from ._run import ANSWER as ANSWER
-from ._run import PID_FILE as PID_FILE
-from ._run import QUESTION as QUESTION
-from ._run import STATUS_FILE as STATUS_FILE
-from ._run import STDERR_FILE as STDERR_FILE
-from ._run import compile_program as compile_program
-from ._run import compiling_until as compiling_until
-from ._run import declared_by as declared_by
-from ._run import warm_workers as warm_workers
 from ._scripts import Candidate as Candidate
 from ._scripts import ScriptAnswer as ScriptAnswer
 from ._scripts import ScriptRequest as ScriptRequest

@@ -27,8 +27,9 @@ from pathlib import Path
 
 import platformdirs
 
-from ..children import is_abandoned, working_folder
-from ..errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.subprocesses import is_abandoned, working_folder
+
 from ._record import Compiled, CorruptFolder
 
 DEFAULT_LIMIT_BYTES = 2 * 2**30

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..errors import InputError
-from ..files import read_text, reason
+from meshwright.errors import InputError
+from meshwright.files import read_text, reason
 
 OptionValue = bool | str
 

@@ -24,9 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..records import EXACT, read_record
-from ._kernels import NamedKernel, RulesFile
+from meshwright.errors import InputError
+from meshwright.json_records import EXACT, read_record
+
+from ._kernel_calls import NamedKernel, RulesFile
 from ._options import user_flags
 
 SCHEMA = 1
@@ -144,7 +145,7 @@ def read_text(folder: os.PathLike[str] | str, name: str) -> str:
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13", "libtpu")
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
-SOURCES = ("compiler", "config", "hlo", "models", "sharding", "step", "worker")
+SOURCES = ("compiler", "config", "hlo", "sharding", "trainer/models", "trainer/step", "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

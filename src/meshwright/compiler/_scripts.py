@@ -1,6 +1,7 @@
 """Run a user's script in a process of its own, and take the jitted calls that it lowered.
 
-`meshwright.worker._script` is that process. It answers with the script's calls in files; nothing is pickled.
+`meshwright.worker._script_process` is that process. It answers with the script's calls in files; nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..children import end_session, from_child, own_python, spoiled, working_folder
-from ..errors import InputError
-from ..files import last_lines
-from ..records import EXACT, read_record
+from meshwright.errors import InputError
+from meshwright.files import last_lines
+from meshwright.json_records import EXACT, read_record
+from meshwright.subprocesses import end_session, from_child, own_python, spoiled, working_folder
 
-MODULE = "meshwright.worker._script"
+MODULE = "meshwright.worker._script_process"
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 LAST_LINES = 15

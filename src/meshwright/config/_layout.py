@@ -11,7 +11,7 @@ from typing import Literal
 
 from meshwright.errors import InputError, nearest_name
 
-from ._base import near_divisors, or_list
+from ._section import near_divisors, or_list
 
 AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 """The axes of our own models in their default order, so that `tensor` lies inside a host."""

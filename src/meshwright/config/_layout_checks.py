@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.errors import InputError
 from meshwright.hardware import Chip
 
-from ._base import Problem, input_error, near_divisors, near_multiples, or_list
 from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
 from ._lora import NF4_BLOCK
-from ._run import RunConfig
+from ._run_config import RunConfig
+from ._section import Problem, input_error, near_divisors, near_multiples, or_list
 from ._transformer import TransformerModel
 
 MOST_OF_AN_AXIS, MOST_TRIED = 1024, 200  # of a layout near the run's own

@@ -22,11 +22,17 @@ from pydantic_core import ErrorDetails
 from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.files import parsed_toml, read_json, read_toml, reason
 
-from ._base import PROBLEMS, Problem, Section, input_error, is_table
-from ._huggingface import cached_config, family_of, is_huggingface, reads_text_alone, run_of_huggingface
+from ._huggingface_config import (
+    cached_config,
+    family_of,
+    is_huggingface,
+    reads_text_alone,
+    run_of_huggingface,
+)
+from ._key_texts import with_texts
 from ._published import published_about, published_config, published_id, published_ids
-from ._run import RunConfig
-from ._texts import with_texts
+from ._run_config import RunConfig
+from ._section import PROBLEMS, Problem, Section, input_error, is_table
 from ._transformer import TransformerModel
 
 Overrides = Sequence[str] | Mapping[str, Any]

@@ -15,8 +15,8 @@ from pydantic import model_validator
 
 from meshwright.errors import nearest_name
 
-from ._base import OptionalPositive, PositiveFloat, Problem, Section, raise_problems
 from ._models import Model
+from ._section import OptionalPositive, PositiveFloat, Problem, Section, raise_problems
 from ._transformer import TransformerModel
 
 TARGETS: Mapping[str, tuple[str, str]] = {

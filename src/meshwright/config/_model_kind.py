@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ._base import Problem, Section
+from ._section import Problem, Section
 
 MOST_UNROLLED = 10_000
 """Layers that are written out one by one; more would fill the memory before the compiler sees them."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ._base import (
+from ._section import (
     Fraction,
     NotNegative,
     NotNegativeFloat,

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ._base import LARGEST, PositiveFloat, is_table
+from ._key_texts import texts_of
 from ._load import known_keys, names_elsewhere, variants
 from ._remat import Choices
-from ._run import RunConfig
-from ._texts import texts_of
+from ._run_config import RunConfig
+from ._section import LARGEST, PositiveFloat, is_table
 
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}

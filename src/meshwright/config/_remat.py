@@ -11,7 +11,7 @@ from pydantic_core import PydanticKnownError
 
 from meshwright.errors import nearest_name
 
-from ._base import Problem, raise_problems
+from ._section import Problem, raise_problems
 from ._transformer import TransformerModel
 
 NamedRemat = Literal[

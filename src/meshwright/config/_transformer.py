@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._base import (
+from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
+from ._section import (
     LARGEST,
     Fraction,
     NotNegative,
@@ -26,7 +27,6 @@ from ._base import (
     or_list,
     raise_problems,
 )
-from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 _OF_EXPERTS = (

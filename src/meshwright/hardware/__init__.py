@@ -1,8 +1,8 @@
 """Describe chips, links and fleets: their rates and sizes, and the facts that a compiler needs about them.
 
-Imports: `errors`, `formats`, `records`; no jax. Used by: everything that weighs, predicts, plans or trains.
-Every figure is in catalog.toml with its source, every price in prices.toml. Names are matched whole, never by
-substring.
+Imports: `errors`, `formats`, `json_records`; no jax. Used by: everything that weighs, predicts, plans or
+trains. Every figure is in catalog.toml with its source, every price in prices.toml. Names are matched whole,
+never by substring.
 """
 
 from ._calibration import COLLECTIVE_KINDS as COLLECTIVE_KINDS
@@ -27,6 +27,10 @@ from ._fleet import pool_bytes as pool_bytes
 from ._fleet import target_config as target_config
 from ._fleet import topology_arguments as topology_arguments
 from ._fleet import why_simulated as why_simulated
+from ._list_prices import Listing as Listing
+from ._list_prices import Price as Price
+from ._list_prices import list_price as list_price
+from ._list_prices import list_prices as list_prices
 from ._measured_runs import LONGEST_STEP_SECONDS as LONGEST_STEP_SECONDS
 from ._measured_runs import SHORTEST_STEP_SECONDS as SHORTEST_STEP_SECONDS
 from ._measured_runs import STEP_TIME as STEP_TIME
@@ -36,7 +40,3 @@ from ._measured_runs import MeasuredRun as MeasuredRun
 from ._measured_runs import MeasuredRuns as MeasuredRuns
 from ._price_refresh import Refreshed as Refreshed
 from ._price_refresh import refresh_prices as refresh_prices
-from ._prices import Listing as Listing
-from ._prices import Price as Price
-from ._prices import list_price as list_price
-from ._prices import list_prices as list_prices

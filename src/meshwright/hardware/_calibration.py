@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.formats import FORMATS
-from meshwright.records import EXACT, read_record
+from meshwright.json_records import EXACT, read_record
 from meshwright.shown import Shown
 
 _HINT = "measure again: `meshwright probe`"

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 
 from meshwright.errors import InputError
-from meshwright.records import EXACT, read_record
+from meshwright.json_records import EXACT, read_record
 
 SCHEMA = 1
 STEP_TIME, TRACE = "step time", "trace"

@@ -28,7 +28,7 @@ from meshwright.extras import how_to_install
 
 from ._chip import CATALOG, GIB, Chip
 from ._fleet import chip_named
-from ._prices import Listing, listings_of
+from ._list_prices import Listing, listings_of
 
 
 class CatalogItem(Protocol):

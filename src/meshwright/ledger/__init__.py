@@ -7,7 +7,7 @@ Used by: `predict`, which walks the same `hlo.Program`, `reconciliation`, `plann
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: the records are read where nothing is reckoned
     from ._allowance import allowance as allowance
@@ -16,23 +16,16 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._flops import instruction_work as instruction_work
     from ._ledger import executions_in as executions_in
     from ._ledger import ledger_of as ledger_of
+    from ._ledger_records import UNUSED as UNUSED
+    from ._ledger_records import Buffer as Buffer
+    from ._ledger_records import Collective as Collective
+    from ._ledger_records import Finding as Finding
+    from ._ledger_records import FlopLedger as FlopLedger
+    from ._ledger_records import Ledger as Ledger
+    from ._ledger_records import MemoryLedger as MemoryLedger
+    from ._ledger_records import Timeline as Timeline
     from ._library_calls import FOURIER as FOURIER
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
-    from ._records import UNUSED as UNUSED
-    from ._records import Buffer as Buffer
-    from ._records import Collective as Collective
-    from ._records import Finding as Finding
-    from ._records import FlopLedger as FlopLedger
-    from ._records import Ledger as Ledger
-    from ._records import MemoryLedger as MemoryLedger
-    from ._records import Timeline as Timeline
-    from ._rules import CustomCall as CustomCall
-    from ._rules import MultiplyAdds as MultiplyAdds
-    from ._rules import left_dimensions as left_dimensions
-    from ._rules import mark_kernels as mark_kernels
-    from ._rules import register_call as register_call
-    from ._rules import registered_targets as registered_targets
-    from ._rules import traced_kernel_of as traced_kernel_of
     from ._traffic import Message as Message
     from ._traffic import crossing_bytes as crossing_bytes
     from ._traffic import domains_of as domains_of
@@ -41,5 +34,12 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._traffic import span_of as span_of
     from ._traffic import split_channels as split_channels
     from ._traffic import traffic_of as traffic_of
+    from ._work_rules import CustomCall as CustomCall
+    from ._work_rules import MultiplyAdds as MultiplyAdds
+    from ._work_rules import left_dimensions as left_dimensions
+    from ._work_rules import mark_kernels as mark_kernels
+    from ._work_rules import register_call as register_call
+    from ._work_rules import registered_targets as registered_targets
+    from ._work_rules import traced_kernel_of as traced_kernel_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -1,6 +1,6 @@
 """State what a device and its host need beside the program: libraries and NCCL, a checkpoint and batches.
 
-No compiler counts these bytes. Apart from `_memory`, because a request to the compiler needs them too.
+No compiler counts these bytes. Apart from `_memory_ledger`, because a request to the compiler needs them too.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ from meshwright.hlo import (
 )
 from meshwright.units import format_bytes, format_rate
 
-from ._records import Buffer, Collective, Finding, FlopLedger, MemoryLedger
-from ._rules import work_of
+from ._ledger_records import Buffer, Collective, Finding, FlopLedger, MemoryLedger
 from ._traffic import Message, message_of
+from ._work_rules import work_of
 
 SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")

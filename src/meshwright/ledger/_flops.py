@@ -1,9 +1,9 @@
 """Count the FLOPs that the optimised program executes, by phase, module and number format.
 
-Each instruction's FLOPs (see `_rules`) are multiplied by how often it runs. Counted: products, convolutions
-and attention; elementwise work in separate sums by class. A `while` whose trip count is unknown is counted
-once and listed as unpriced. A `conditional` costs as much as its most expensive branch, and is listed among
-the assumptions; no step of Meshwright's own has one. Not counted: see `_rules`.
+Each instruction's FLOPs (see `_work_rules`) are multiplied by how often it runs. Counted: products,
+convolutions and attention; elementwise work in separate sums by class. A `while` whose trip count is unknown
+is counted once and listed as unpriced. A `conditional` costs as much as its most expensive branch, and is
+listed among the assumptions; no step of Meshwright's own has one. Not counted: see `_work_rules`.
 
 XLA's dot merger joins products that share an operand, such as those of queries, keys and values. The merged
 product takes the other operands concatenated, and keeps the name of one of them. The traced program has each
@@ -36,8 +36,8 @@ from meshwright.hlo import (
     shares_of,
 )
 
-from ._records import FlopLedger
-from ._rules import MultiplyAdds, calls_the_host, elementwise_of, unpriced_work, work_of
+from ._ledger_records import FlopLedger
+from ._work_rules import MultiplyAdds, calls_the_host, elementwise_of, unpriced_work, work_of
 
 ByPhaseAndModule = Mapping[str, Mapping[str, int]]
 Counts = Counter[tuple[str, str]]  # by phase and module

@@ -12,10 +12,10 @@ from meshwright.hlo import Executions, Frame, parse_program, place_of_frames, wi
 
 from ._findings import findings_of
 from ._flops import executed_flops, executions_of, flop_ledger
-from ._memory import memory_of
-from ._records import Ledger
-from ._rules import mark_kernels
+from ._ledger_records import Ledger
+from ._memory_ledger import memory_of
 from ._traffic import traffic_of
+from ._work_rules import mark_kernels
 
 
 def executions_in(folder: Path, compiled: Compiled) -> Executions:

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 
-from ..hlo import (
+from meshwright.hlo import (
     ALL_VECTORS,
     NO_VECTORS,
     ROUTINES,

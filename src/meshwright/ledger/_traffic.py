@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.hardware import Fleet
-
-from ..hlo import (
+from meshwright.hlo import (
     COLLECTIVES,
     FREE,
     OTHER_EXCHANGES,
@@ -34,7 +33,8 @@ from ..hlo import (
     leaves_the_domain,
     parse_groups,
 )
-from ._records import Collective
+
+from ._ledger_records import Collective
 
 # Instructions that take no time on the device's compute stream, so that no collective can hide behind them.
 _IDLE = FREE | {"async-start", "async-update", "async-done", "copy-start", "copy-done"}

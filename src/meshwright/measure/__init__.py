@@ -1,6 +1,6 @@
 """Measure a machine and the runs on it: bytes of arrays, seconds, memory, and the rates of the host.
 
-Imports: `children`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
+Imports: `subprocesses`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
 record), `reconciliation` (the `Percentiles` record), `formats`, `units`, `errors`. jax and torch only inside
 functions; `_probe`, which runs in a separate process, imports jax directly.
 Imported by: `training`, `results`, `tools`, `api`, and users as `mw.footprint` etc.
@@ -8,37 +8,37 @@ Imported by: `training`, `results`, `tools`, `api`, and users as `mw.footprint` 
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._arrays import ArrayFootprint as ArrayFootprint
-    from ._arrays import Storage as Storage
-    from ._calibration import calibration_of_chip as calibration_of_chip
-    from ._calibration import calibration_of_this_machine as calibration_of_this_machine
-    from ._calibration import cautions as cautions
-    from ._calibration import describe_host as describe_host
-    from ._calibration import doubt_calibration as doubt_calibration
-    from ._calibration import probe as probe
+    from ._array_storages import ArrayFootprint as ArrayFootprint
+    from ._array_storages import Storage as Storage
+    from ._device_memory import DeviceMemory as DeviceMemory
+    from ._device_memory import Live as Live
+    from ._device_memory import LiveArray as LiveArray
+    from ._device_memory import Memory as Memory
+    from ._device_memory import ResidentGrowth as ResidentGrowth
+    from ._device_memory import bytes_on as bytes_on
+    from ._device_memory import live as live
+    from ._device_memory import memory as memory
     from ._footprint import Footprint as Footprint
     from ._footprint import footprint as footprint
+    from ._kept_calibration import calibration_of_chip as calibration_of_chip
+    from ._kept_calibration import calibration_of_this_machine as calibration_of_this_machine
+    from ._kept_calibration import cautions as cautions
+    from ._kept_calibration import describe_host as describe_host
+    from ._kept_calibration import doubt_calibration as doubt_calibration
+    from ._kept_calibration import probe as probe
+    from ._kept_runs import KnownRates as KnownRates
+    from ._kept_runs import calibration_for as calibration_for
+    from ._kept_runs import forget_measured_runs as forget_measured_runs
+    from ._kept_runs import keep_measured_run as keep_measured_run
+    from ._kept_runs import known_rates as known_rates
+    from ._kept_runs import measured_runs_for as measured_runs_for
+    from ._kept_runs import measured_runs_path as measured_runs_path
     from ._leaks import leak_error as leak_error
     from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
     from ._leaks import refuse_leaked as refuse_leaked
-    from ._measured_runs import KnownRates as KnownRates
-    from ._measured_runs import calibration_for as calibration_for
-    from ._measured_runs import forget_measured_runs as forget_measured_runs
-    from ._measured_runs import keep_measured_run as keep_measured_run
-    from ._measured_runs import known_rates as known_rates
-    from ._measured_runs import measured_runs_for as measured_runs_for
-    from ._measured_runs import measured_runs_path as measured_runs_path
-    from ._memory import DeviceMemory as DeviceMemory
-    from ._memory import Live as Live
-    from ._memory import LiveArray as LiveArray
-    from ._memory import Memory as Memory
-    from ._memory import ResidentGrowth as ResidentGrowth
-    from ._memory import bytes_on as bytes_on
-    from ._memory import live as live
-    from ._memory import memory as memory
     from ._timing import WARM_UP_STEPS as WARM_UP_STEPS
     from ._timing import MatmulMFU as MatmulMFU
     from ._timing import StepClock as StepClock

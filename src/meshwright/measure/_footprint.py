@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import InputError
-from ..shown import OneLine
-from ..units import aligned, format_bytes
-from ._arrays import ArrayFootprint, Storage, array_footprint
+from meshwright.errors import InputError
+from meshwright.shown import OneLine
+from meshwright.units import aligned, format_bytes
+
+from ._array_storages import ArrayFootprint, Storage, array_footprint
 
 MOST_ROWS = 60  # of a larger tree, `str` shows only the largest arrays
 PATH_COLUMNS, OTHER_PATH_COLUMNS = 37, 21  # of an array's path; of the path it shares storage with

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from meshwright.errors import InputError
 
 _OWN = str(Path(__file__).parents[1])
 _MADE = re.compile(r"The function being traced when the value leaked was (.+?) at (.+?:\d+) traced for")

@@ -37,9 +37,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..compiler import installed_versions
-from ..hardware import Calibration, MeasuredAttention, MeasuredCollective, chip_of_device_kind
-from ._calibration import busy_share, describe_host
+from meshwright.compiler import installed_versions
+from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective, chip_of_device_kind
+
+from ._kept_calibration import busy_share, describe_host
 
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 SQUARE, ACCELERATOR_SQUARE = 1536, 8192

@@ -21,15 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, nearest_name
-from ..hardware import chip_of_device_kind
-from ..reconciliation import Percentiles
-from ..sharding import Surroundings, sharding_error
-from ..shown import OneLine
-from ..units import aligned, format_rate, format_seconds
-from ._arrays import is_fake
-from ._calibration import CPUINFO, cpu_model, usable_cores
+from meshwright.errors import InputError, nearest_name
+from meshwright.hardware import chip_of_device_kind
+from meshwright.sharding import Surroundings, sharding_error
+from meshwright.shown import OneLine
+from meshwright.units import aligned, format_rate, format_seconds
+
+from ._array_storages import is_fake
+from ._kept_calibration import CPUINFO, cpu_model, usable_cores
 from ._leaks import explaining_leaks, refuse_traced
+from ._reconciliation import Percentiles
 
 _MOST_NAMED = 8  # arguments of an error
 WARM_UP_STEPS = 2  # left out of the spread: the first steps fill allocators and caches

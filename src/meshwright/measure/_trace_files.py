@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..files import parsed_json, read_bytes, read_gzip, reason
-from ..hardware import LONGEST_STEP_SECONDS
+from meshwright.errors import InputError
+from meshwright.files import parsed_json, read_bytes, read_gzip, reason
+from meshwright.hardware import LONGEST_STEP_SECONDS
 
 MICROSECOND, NANOSECOND = 1e-6, 1e-9
 XPLANE = ".xplane.pb"

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..hardware import COLLECTIVE_KINDS, LONGEST_STEP_SECONDS
+from meshwright.errors import InputError
+from meshwright.hardware import COLLECTIVE_KINDS, LONGEST_STEP_SECONDS
+
 from ._trace_files import AGAIN, TraceEvent, class_of_kernel, kineto_events
 
 LEAST_MATCHED = 0.8

@@ -6,15 +6,15 @@ Imports: `compiler` (its record only), `config`, `hardware`, `ledger`, `predict`
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._estimates import Estimates as Estimates
     from ._estimates import Form as Form
     from ._estimates import estimate as estimate
-    from ._functions import FUNCTION_PRIORS as FUNCTION_PRIORS
-    from ._functions import FunctionSpace as FunctionSpace
-    from ._functions import function_space as function_space
+    from ._function_space import FUNCTION_PRIORS as FUNCTION_PRIORS
+    from ._function_space import FunctionSpace as FunctionSpace
+    from ._function_space import function_space as function_space
     from ._search import Priors as Priors
     from ._search import Search as Search
     from ._search import SearchOutcome as SearchOutcome

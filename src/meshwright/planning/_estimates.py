@@ -26,12 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import (
-    MOST_GATHERED_BYTES,
-    NF4_BLOCK,
-    RunConfig,
-    TransformerModel,
-)
+from meshwright.config import MOST_GATHERED_BYTES, NF4_BLOCK, RunConfig, TransformerModel
 from meshwright.predict import Machine, attention_seconds
 
 from ._messages import collective_of

@@ -7,7 +7,7 @@ benchmarks/fit_rates.py, and runs.toml.
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._busy import NUM_SPANS as NUM_SPANS
@@ -30,22 +30,22 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._predict import predicted_busy as predicted_busy
     from ._predict import predicted_trace as predicted_trace
     from ._predict import prediction_of as prediction_of
+    from ._prediction_records import Busy as Busy
+    from ._prediction_records import Help as Help
+    from ._prediction_records import Interval as Interval
+    from ._prediction_records import Prediction as Prediction
+    from ._prediction_records import RunFlops as RunFlops
+    from ._prediction_records import RunTotal as RunTotal
+    from ._prediction_records import Slice as Slice
+    from ._prediction_records import checked_price as checked_price
+    from ._prediction_records import run_flops as run_flops
+    from ._prediction_records import run_total as run_total
+    from ._prediction_records import steps_for as steps_for
+    from ._prediction_records import whole_run as whole_run
     from ._rates import Machine as Machine
     from ._rates import launched_one_by_one as launched_one_by_one
     from ._rates import machine_of as machine_of
     from ._rates import rates_digest as rates_digest
-    from ._records import Busy as Busy
-    from ._records import Help as Help
-    from ._records import Interval as Interval
-    from ._records import Prediction as Prediction
-    from ._records import RunFlops as RunFlops
-    from ._records import RunTotal as RunTotal
-    from ._records import Slice as Slice
-    from ._records import checked_price as checked_price
-    from ._records import run_flops as run_flops
-    from ._records import run_total as run_total
-    from ._records import steps_for as steps_for
-    from ._records import whole_run as whole_run
     from ._walk import TRACKS as TRACKS
     from ._walk import Walked as Walked
 

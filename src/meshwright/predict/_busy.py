@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ._records import Busy
+from ._prediction_records import Busy
 from ._walk import Event
 
 NUM_SPANS = 240  # of a picture

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from meshwright.ledger import Message
 
-from ._prices import Transfer, transfer_of
+from ._kernel_prices import Transfer, transfer_of
+from ._rate_files import runs
 from ._rates import Machine, names_of
-from ._tables import runs
 from ._walk import LAUNCH, WAIT, Event, Walked
 
 MAIN = 0  # the stream of the step

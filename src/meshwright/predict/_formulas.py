@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._tables import runs
+from ._rate_files import runs
 
 Number = float | NDArray[Any]
 

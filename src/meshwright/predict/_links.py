@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from meshwright.ledger import Collective
 
-from ._records import Prediction, Slice
+from ._prediction_records import Prediction, Slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

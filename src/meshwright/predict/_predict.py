@@ -30,11 +30,11 @@ from meshwright.units import format_bytes, format_seconds
 
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
-from ._prices import Order, head_size_of
+from ._kernel_prices import Order, head_size_of
+from ._prediction_records import Help, Interval, Prediction, Slice
+from ._rate_files import provenance, runs
 from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
-from ._records import Help, Interval, Prediction, Slice
 from ._sources import words_of
-from ._tables import provenance, runs
 from ._walk import AS_IT_IS, LAUNCH, Prices, Schedule, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2

@@ -31,7 +31,7 @@ from meshwright.hardware import (
 
 from ._factors import NO_FACTORS, Before, Factors, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
-from ._tables import alone_rates, fitted, runs, share_of_peak
+from ._rate_files import alone_rates, fitted, runs, share_of_peak
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 

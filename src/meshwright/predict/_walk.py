@@ -25,7 +25,7 @@ from typing import Any
 from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, ProgramPhases, module_of
 from meshwright.ledger import Message, message_of, split_channels
 
-from ._prices import KernelTime, KernelWork, Order, Transfer, kernel_of, kernel_work, transfer_of
+from ._kernel_prices import KernelTime, KernelWork, Order, Transfer, kernel_of, kernel_work, transfer_of
 from ._rates import Machine
 
 LAUNCH = "launch"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
+
 from ._candidates import CandidatePrograms as CandidatePrograms
 from ._candidates import Candidates as Candidates
 from ._candidates import ForeignPrograms as ForeignPrograms
@@ -17,12 +18,12 @@ from ._configured import load as load
 from ._configured import resolved as resolved
 from ._configured import run_named as run_named
 from ._configured import weigh_run as weigh_run
-from ._fleets import fleet_of as fleet_of
 from ._jax_step import jax_step as jax_step
 from ._jax_step import request_on as request_on
 from ._kinds import Kind as Kind
 from ._kinds import program_named as program_named
 from ._kinds import program_of as program_of
+from ._named_fleet import fleet_of as fleet_of
 from ._program import Program as Program
 from ._program import RunFacts as RunFacts
 from ._program import RunLength as RunLength

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..config import Layout, RunConfig
-from ..planning import Search
-from ..results import Weighing
+from meshwright.config import Layout, RunConfig
+from meshwright.planning import Search
+from meshwright.results import Weighing
 
 
 class CandidatePrograms(Protocol):

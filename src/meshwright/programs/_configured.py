@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..compiler import Request
-from ..config import (
+from meshwright.compiler import Request
+from meshwright.config import (
     Layout,
     Overrides,
     RunConfig,
@@ -25,10 +25,11 @@ from ..config import (
     preset_names,
     resolve_batch,
 )
-from ..errors import InputError
-from ..hardware import Fleet
-from ..predict import steps_for
-from ..results import Phase, Weighing, ignore
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.predict import steps_for
+from meshwright.results import Phase, Weighing, ignore
+
 from ._program import Program, RunFacts, RunLength, Settings
 from ._requests import request_of
 from ._weighed import weigh_request
@@ -131,7 +132,9 @@ def configured(config: str | RunConfig, overrides: Overrides, layout: str | None
     return load(config, [*given, f"layout={layout}"])
 
 
-def run_named(verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
+def run_named(
+    verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None = None
+) -> RunConfig:
     """Return the configuration that a verb runs.
 
     Raises:

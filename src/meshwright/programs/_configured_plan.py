@@ -9,15 +9,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..compiler import is_compiled
-from ..config import Layout, RunConfig, TransformerModel, overridden, resolve_batch, schedule_problems
-from ..errors import InputError
-from ..hardware import Fleet
-from ..measure import calibration_for, measured_runs_for
-from ..planning import Candidates as Table
-from ..planning import Search, Space, estimate, knobs_of_run, parsed_knobs, room_of, simplest_rows, space_of
-from ..predict import machine_of, steps_for
-from ..results import Weighing
+from meshwright.compiler import is_compiled
+from meshwright.config import (
+    Layout,
+    RunConfig,
+    TransformerModel,
+    overridden,
+    resolve_batch,
+    schedule_problems,
+)
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.measure import calibration_for, measured_runs_for
+from meshwright.planning import Candidates as Table
+from meshwright.planning import (
+    Search,
+    Space,
+    estimate,
+    knobs_of_run,
+    parsed_knobs,
+    room_of,
+    simplest_rows,
+    space_of,
+)
+from meshwright.predict import machine_of, steps_for
+from meshwright.results import Weighing
+
 from ._candidates import Candidates
 from ._configured import resolved, weigh_run
 from ._requests import request_of

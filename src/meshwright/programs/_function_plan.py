@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiler import declared_by
-from ..config import Layout
-from ..errors import InputError
-from ..hardware import Fleet
-from ..ledger import allowance, usable_bytes
-from ..planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
-from ..results import Weighing
+from meshwright.compiler import declared_by
+from meshwright.config import Layout
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.ledger import allowance, usable_bytes
+from meshwright.planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
+from meshwright.results import Weighing
+
 from ._candidates import Candidates, ForeignPrograms
 from ._program import RunFacts
 from ._requests import request_of

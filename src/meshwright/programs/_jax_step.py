@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compiler import RulesFile, ScriptRequest, TakesNoMesh, run_script
-from ..config import Layout
-from ..errors import InputError
-from ..hardware import Fleet
-from ..results import Phase, Weighing
+from meshwright.compiler import RulesFile, ScriptRequest, TakesNoMesh, run_script
+from meshwright.config import Layout
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.results import Phase, Weighing
+
 from ._program import Program, Settings, knobs_of, name_of
 from ._requests import request_of
 from ._weighed import weigh_lowered, weigh_request
@@ -91,7 +92,7 @@ class LiveStep(Program):
         facts = settings.run.facts(name_of(self.step))
         if self.rules is not None:
             RulesFile.read(self.rules).register()
-        from ..worker import lowered_call  # imports jax, as the caller has
+        from meshwright.worker import lowered_call  # imports jax, as the caller has
 
         platform = "cpu" if settings.simulate else fleet.chip.platform
         settings.on_event(Phase(name="tracing"))

@@ -14,15 +14,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..config import Overrides
-from ..errors import InputError
-from ..hardware import Fleet
-from ..predict import checked_price, steps_for
-from ..results import Phase, Weighing, ignore
-from ..units import parse_count
+from meshwright.config import Overrides
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.predict import checked_price, steps_for
+from meshwright.results import Phase, Weighing, ignore
+from meshwright.units import parse_count
 
 if TYPE_CHECKING:
     from ._candidates import Candidates
+
+
+OPTIONS = {"layout": "layout", "overrides": "overrides (--set)", "simulate": "simulate"}
+"""Settings in words, for those who write Python and those who write commands."""
 
 
 class RunFacts(TypedDict):
@@ -105,7 +109,8 @@ class Settings:
         """
         for name in names:
             if getattr(self, name) not in (None, (), {}, [], False):
-                raise InputError(f"{what} takes no {name}", hint=hint or f"leave {name} out")
+                words = OPTIONS[name]
+                raise InputError(f"{what} takes no {words}", hint=hint or f"leave {words} out")
 
 
 class Program(ABC):

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..compiler import Compiled, digest_of_sources, installed_versions, keep_beside, kept_beside
-from ..errors import InputError
-from ..hardware import Fleet
-from ..ledger import Ledger
-from ..measure import KnownRates, cautions
-from ..predict import Prediction
-from ..records import EXACT, read_record
+from meshwright.compiler import Compiled, digest_of_sources, installed_versions, keep_beside, kept_beside
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.json_records import EXACT, read_record
+from meshwright.ledger import Ledger
+from meshwright.measure import KnownRates, cautions
+from meshwright.predict import Prediction
 
 SOURCES = (
     "compiler",
@@ -33,7 +33,7 @@ SOURCES = (
     "predict",
     "errors.py",
     "formats.py",
-    "records.py",
+    "json_records.py",
     "units.py",
 )
 SOURCES += ("programs/_reckoned.py",)
@@ -85,8 +85,11 @@ def _read(text: str) -> Reckoned:
 
 def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Reckoned:
     known, doubts = rates
-    from ..ledger import executions_in, ledger_of  # half of what a command imports, and not needed to read
-    from ..predict import predict
+    from meshwright.ledger import (  # half of what a command imports, and not needed to read
+        executions_in,
+        ledger_of,
+    )
+    from meshwright.predict import predict
 
     executions = executions_in(folder, compiled)
     ledger = ledger_of(folder, compiled, fleet, executions)
@@ -100,9 +103,9 @@ def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Re
 
 def _has_own_rules() -> bool:
     """Return whether the user has registered a rule for custom calls, for which rules must be imported."""
-    if "meshwright.ledger._rules" not in sys.modules:
+    if "meshwright.ledger._work_rules" not in sys.modules:
         return False
-    from ..ledger import registered_targets
+    from meshwright.ledger import registered_targets
 
     return bool(registered_targets())
 

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..compiler import SIMULATED, TARGET_COMPILER, Request, read_autotune_results, requested_options
-from ..config import Layout, RunConfig
-from ..errors import InputError
-from ..extras import how_to_install
-from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
-from ..ledger import allowance
+from meshwright.compiler import SIMULATED, TARGET_COMPILER, Request, read_autotune_results, requested_options
+from meshwright.config import Layout, RunConfig
+from meshwright.errors import InputError
+from meshwright.extras import how_to_install
+from meshwright.hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
+from meshwright.ledger import allowance
 
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults", "autotune_results"}  # not read by the step's builder
 # By platform: the extra that installs its compiler, and its packages.

@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..compiler import Compiled, Request, compile_program
-from ..config import Layout, RunConfig
-from ..errors import InputError
-from ..hardware import Fleet
-from ..measure import known_rates
-from ..results import Compilation, Phase, Weighing, ignore
+from meshwright.compiler import Compiled, Request, compile_program
+from meshwright.config import Layout, RunConfig
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.measure import known_rates
+from meshwright.results import Compilation, Phase, Weighing, ignore
+
 from ._program import RunFacts
 from ._reckoned import reckoned
 from ._requests import request_of

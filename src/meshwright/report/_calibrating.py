@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.measure._reconciliation import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
 from meshwright.predict import Interval
-from meshwright.reconciliation import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
 from meshwright.units import format_seconds
 
 from ._model import FAINT, Document, Plot, ReportTable, Words, percent, plain_rows, section

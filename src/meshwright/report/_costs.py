@@ -16,7 +16,6 @@ from meshwright.planning import HandSum
 from meshwright.predict import AxisTraffic, hidden_share, traffic_by_axes
 from meshwright.units import format_bytes, format_count, format_rate
 
-from ._facts import TorchFacts, WeighingFacts
 from ._model import (
     BESIDE,
     FREE,
@@ -37,6 +36,7 @@ from ._model import (
     section,
     spaced,
 )
+from ._saved_facts import TorchFacts, WeighingFacts
 
 FLOP_CONVENTION = (
     "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "

@@ -27,7 +27,8 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..extras import absent, how_to_install
+from meshwright.extras import absent, how_to_install
+
 from ._drawings import DOT_COLOURS, lane_svg, scatter_svg
 from ._model import (
     FAINT,

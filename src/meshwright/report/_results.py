@@ -15,16 +15,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshwright.hardware import Calibration
+from meshwright.measure._reconciliation import Calibrated, History, Measurement, Reconciliation
+from meshwright.measure._reconciliation import Row as ComparedRow
 from meshwright.planned import FleetPlans, Plan
-from meshwright.reconciliation import Calibrated, History, Measurement, Reconciliation
-from meshwright.reconciliation import Row as ComparedRow
 from meshwright.results import Changes, Run, Sweep, SweepRun, Weighing
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._calibrating import calibrated_document, history_document
 from ._costs import cost_sections, fault_sections
-from ._facts import RunFiles, facts_of, read_run
-from ._fleets import fleets_document
+from ._fleet_comparison import fleets_document
 from ._model import (
     Block,
     Cards,
@@ -43,9 +42,10 @@ from ._model import (
     sweep_curves_plot,
     values_plot,
 )
-from ._plan import MOST_ROWS, plan_document, plan_page
+from ._plan_report import MOST_ROWS, plan_document, plan_page
 from ._render import page, terminal
-from ._schedule import schedule_lanes
+from ._saved_facts import RunFiles, facts_of, read_run
+from ._schedule_lanes import schedule_lanes
 from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict
 
 WIDTH = 100  # columns of the text that `str` returns
@@ -142,7 +142,7 @@ def write_report(folder: Path, *, is_live: bool = False) -> Path:
     Raises:
         OSError: the page cannot be written; the previous page stays as it was.
     """
-    from meshwright.training import write_whole  # a run's folder knows its data
+    from meshwright.trainer.loop import write_whole  # a run's folder knows its data
 
     path = folder / "report.html"
     write_whole(path, run_page(folder, is_live=is_live))

@@ -19,8 +19,8 @@ from typing import Any
 
 import jax
 
-from ..config import near_divisors, near_multiples, or_list
-from ..errors import InputError, nearest_name
+from meshwright.config import near_divisors, near_multiples, or_list
+from meshwright.errors import InputError, nearest_name
 
 Axes = Sequence[tuple[str, int]]
 Explanation = tuple[str, str]  # the problem, and the hint

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ..config import Problem, input_error
-from ..errors import InputError
+from meshwright.config import Problem, input_error
+from meshwright.errors import InputError
+
 from ._errors import axes_of, does_not_divide, indivisible
 
 Chosen = Callable[[str, Any], PartitionSpec]

@@ -6,7 +6,7 @@ A live function is traced and lowered in its own process instead (`lowered_call`
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
     from ._live import lowered_call as lowered_call

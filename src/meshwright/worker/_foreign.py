@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..compiler import (
+from meshwright.compiler import (
     USERS_FAILURES,
     Request,
     TakesNoMesh,
@@ -30,11 +30,12 @@ from ..compiler import (
     takes_no_mesh,
     where,
 )
-from ..config import Problem, input_error
-from ..errors import InputError, nearest_name
-from ..hardware import Fleet
-from ..measure import leak_error, noting_leaks_in_threads
-from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
+from meshwright.config import Problem, input_error
+from meshwright.errors import InputError, nearest_name
+from meshwright.hardware import Fleet
+from meshwright.measure import leak_error, noting_leaks_in_threads
+from meshwright.sharding import Surroundings, does_not_divide, indivisible, sharding_error
+
 from ._arguments import argument_paths
 from ._deviceless import callbacks_without_devices
 from ._live import refuse_leaks

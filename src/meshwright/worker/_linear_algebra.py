@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..hlo import ALL_VECTORS, NO_VECTORS, THIN_VECTORS, fft_flops, library_flops
+from meshwright.hlo import ALL_VECTORS, NO_VECTORS, THIN_VECTORS, fft_flops, library_flops
 
 FOURIER, LINEAR_SOLVE = "fft", "custom_linear_solve"
 _ROUTINES = {

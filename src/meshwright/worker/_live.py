@@ -27,12 +27,13 @@ from jax.core import Tracer
 from jax.extend.backend import get_compile_options
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from ..compiler import Argument, TracedFlops
-from ..errors import CompileError, InputError
-from ..extras import how_to_install
-from ..measure import leak_error, noting_leaks_in_threads, refuse_leaked
-from ..records import EXACT, read_record
-from ..sharding import axes_of
+from meshwright.compiler import Argument, TracedFlops
+from meshwright.errors import CompileError, InputError
+from meshwright.extras import how_to_install
+from meshwright.json_records import EXACT, read_record
+from meshwright.measure import leak_error, noting_leaks_in_threads, refuse_leaked
+from meshwright.sharding import axes_of
+
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
 from ._deviceless import callbacks_without_devices, devices_of_kind, libraries_of_plugin
 from ._partitioning import answers_of, equations, renamed, rules_text

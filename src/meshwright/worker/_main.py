@@ -30,8 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..children import begin_phase, end_after, guard
-from ..compiler import (
+from meshwright.compiler import (
     PID_FILE,
     SCHEMA,
     STATUS_FILE,
@@ -49,7 +48,9 @@ from ..compiler import (
     installed_versions,
     loading_results,
 )
-from ..errors import CompileError, InputError, MeshwrightError
+from meshwright.errors import CompileError, InputError, MeshwrightError
+from meshwright.subprocesses import begin_phase, end_after, guard
+
 from ._optimised import optimised
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
@@ -143,7 +144,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     if request.rules is not None:
         request.rules.register()
     devices = _devices(request)
-    from ..sharding import mesh_of  # imported here: jax reads its settings on import
+    from meshwright.sharding import mesh_of  # imported here: jax reads its settings on import
+
     from ._deviceless import libraries_of_plugin
     from ._traced import count_traced
 
@@ -267,8 +269,8 @@ def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
 def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return the jitted step, its abstract arguments and keywords, and facts from the config."""
     if request.config is not None:
-        from ..config import RunConfig
-        from ..step import build_step
+        from meshwright.config import RunConfig
+        from meshwright.trainer.step import build_step
 
         config = RunConfig.model_validate_json(json.dumps(request.config))
         built = build_step(config, mesh)
@@ -383,7 +385,7 @@ def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> t
 
 def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
     """Return the mesh axes with more than one device over which a sharding splits an argument."""
-    from ..sharding import axes_of
+    from meshwright.sharding import axes_of
 
     named = {axis for entry in getattr(sharding, "spec", ()) for axis in axes_of(entry)}
     return tuple(name for name, size in request.mesh_axes if size > 1 and name in named)
@@ -428,7 +430,7 @@ def _compiler_name(platform: str) -> str:
     return f"XLA ({platform}) of {package} {versions[package]}"
 
 
-NEEDED = ("jax", "jax.experimental.topologies", "meshwright.step")
+NEEDED = ("jax", "jax.experimental.topologies", "meshwright.trainer.step")
 OWN = ("_traced", "_deviceless", "_foreign", "_live", "_shapes", "_stand_ins")
 
 

@@ -28,7 +28,7 @@ from jax._src import custom_partitioning as jaxs
 from jax._src import xla_bridge
 from jaxlib import xla_client
 
-from ..compiler import ANSWER, QUESTION
+from meshwright.compiler import ANSWER, QUESTION
 
 TARGET = (
     "MeshwrightPartitioning"  # JAX's own target has a partitioner, which knows this process's objects only

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..errors import InputError
+from meshwright.errors import InputError
 
 PRIVATE = {
     "jax._src.core": (

@@ -17,7 +17,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding
 
-from ..errors import InputError
+from meshwright.errors import InputError
+
 from ._shapes import ShapeTracer, replaced
 
 

@@ -35,12 +35,13 @@ from jax._src import source_info_util  # no public name reads an equation's fram
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from ..compiler import NamedKernel, TracedFlops
-from ..hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
+from meshwright.compiler import NamedKernel, TracedFlops
+from meshwright.hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
+
 from ._grid import Undecided, scan_sizes
-from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
 from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
 from ._rounds import rounds_of
+from ._traced_kernels import FOREIGN, PALLAS, kernel_of, name_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
-from meshwright.contrib.torch_eager._fakes import Fakes, mode_of  # noqa: E402
+from meshwright.contrib.torch_eager import Fakes, mode_of  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 
 

@@ -195,7 +195,7 @@ def test_a_function_that_never_ends_is_ended_in_words(tmp_path):
         InputError, match=r"waits:build was not done after 2 s \((importing|calling|starting)"
     ):
         answer_apart(
-            "meshwright.contrib.torch_as_jax._apart",
+            "meshwright.contrib.torch_as_jax._export_process",
             json.dumps(request).encode(),
             "waits:build",
             lambda phase: None,

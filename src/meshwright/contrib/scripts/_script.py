@@ -28,9 +28,10 @@ MOST_LISTED = 5
 def script(*command: str, all_calls: bool = False, auto_meshes: bool = False) -> Program:
     """Return a training script as a program to weigh.
 
-    It runs in a process of its own, in which `jax.devices()` answers as the fleet and arrays are shapes.
-    It ends when the jitted call with the most FLOPs that has a backward pass is called a second time. What it
-    prints is not shown. What it writes to disk before that is written. The ledger's `assumptions` list the values that the script read on the host, and the other calls.
+    It runs in a process of its own, in which `jax.devices()` answers as the fleet and arrays are shapes,
+    until the jitted call with the most FLOPs that has a backward pass comes a second time. What it prints is
+    not shown. What it writes to disk before that is written. The ledger's `assumptions` list the values that
+    the script read on the host, and the other calls.
 
     Args:
         command: as for the shell: "train.py", "--lr", "3e-4"; or "-m", "package".

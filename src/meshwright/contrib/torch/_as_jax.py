@@ -2,7 +2,7 @@
 
 The module is exported once; its step is compiled for each layout of a fleet.
 
-Imports: `torch_as_jax`, which exports the module and builds the step. Used by: `_program`, `_as_jax_plan`.
+Imports: `torch_as_jax`, which exports the module and builds the step. Used by: `_torch_step`, `_as_jax_plan`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshwright.config import Layout, Overrides
+from meshwright.contrib.torch_eager import require_torch
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.programs import Candidates, Program, RunFacts, Settings, knobs_of, weigh_lowered
 from meshwright.results import Phase, Weighing, ignore
 
-from ..torch_eager import require_torch
-
 if TYPE_CHECKING:
-    from ..torch_as_jax import ModuleProgram, ModuleStep
-    from ._program import TorchStep
+    from meshwright.contrib.torch_as_jax import ModuleProgram, ModuleStep
+
+    from ._torch_step import TorchStep
 
 DEFAULT_LAYOUT = "fsdp=-1"
 SAYS = (
@@ -105,7 +105,7 @@ def exported_module(
         if overrides:
             raise InputError("a PyTorch module takes no overrides", hint="leave overrides out")
         return _exported_here(step, on_event)
-    from ..torch_as_jax import exported_named, optimizer_named
+    from meshwright.contrib.torch_as_jax import exported_named, optimizer_named
 
     knobs = knobs_of(overrides)
     found = exported_named(step.function, knobs=knobs, on_phase=lambda phase: on_event(Phase(name=phase)))
@@ -119,7 +119,7 @@ def exported_module(
 
 def _exported_here(step: TorchStep, on_event: Callable[[Phase], None]) -> NamedProgram:
     require_torch()
-    from ..torch_as_jax import exported, name_and_options, optimizer_named
+    from meshwright.contrib.torch_as_jax import exported, name_and_options, optimizer_named
 
     update = optimizer_named(*name_and_options(step.optimizer))
     on_event(Phase(name="exporting the module"))
@@ -147,7 +147,7 @@ def weigh_module_program(
     Raises:
         InputError: an axis of the layout has no counterpart, or as `weigh_lowered`.
     """
-    from meshwright.models.attention_blocks import without_devices
+    from meshwright.trainer.models.attention_blocks import without_devices
     from meshwright.worker import lowered_call
 
     step = module_step(module, fleet, mesh, checkpoint=checkpoint, layers=layers, simulate=simulate)
@@ -188,7 +188,7 @@ def module_step(
         checkpoint: one of its program's `checkpoints`, the module's own if None.
         layers: "loop" or "unrolled"; as the step chooses if None.
     """
-    from ..torch_as_jax import AS_WRITTEN, ModuleStep, attention_on
+    from meshwright.contrib.torch_as_jax import AS_WRITTEN, ModuleStep, attention_on
 
     return ModuleStep(
         program=module.program,

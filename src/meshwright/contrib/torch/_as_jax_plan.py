@@ -36,7 +36,7 @@ from meshwright.results import Weighing
 from ._as_jax import LOOP, UNROLLED, NamedProgram, exported_module, module_step, weigh_module_program
 
 if TYPE_CHECKING:
-    from ._program import TorchStep
+    from ._torch_step import TorchStep
 
 AXES = ("data", "fsdp")  # outermost first: gathers stay within hosts
 CHECKPOINT, LAYERS = "checkpoint", "layers"

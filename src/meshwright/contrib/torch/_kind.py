@@ -35,7 +35,7 @@ def _make(words: Sequence[str], as_: str | None = None) -> Program:
     Raises:
         InputError: `as_` is not "jax".
     """
-    from ._program import torch_step
+    from ._torch_step import torch_step
 
     step = torch_step(words[0])
     if as_ is None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import names_on_first_use
+from meshwright.lazy_imports import names_on_first_use
 
-from ._apart import exported_named as exported_named
+from ._export_process import exported_named as exported_named
+from ._exported_json import ExportedFunction as ExportedFunction
+from ._graph_runner import GraphRunner as GraphRunner
 from ._module import JaxModule as JaxModule
 from ._module import module_as_jax as module_as_jax
-from ._program import AS_WRITTEN as AS_WRITTEN
-from ._program import ModuleProgram as ModuleProgram
-from ._records import ExportedFunction as ExportedFunction
-from ._runner import GraphRunner as GraphRunner
-from ._step import ModuleStep as ModuleStep
-from ._step import attention_on as attention_on
-from ._step import name_and_options as name_and_options
-from ._step import optimizer_named as optimizer_named
+from ._module_program import AS_WRITTEN as AS_WRITTEN
+from ._module_program import ModuleProgram as ModuleProgram
+from ._module_step import ModuleStep as ModuleStep
+from ._module_step import attention_on as attention_on
+from ._module_step import name_and_options as name_and_options
+from ._module_step import optimizer_named as optimizer_named
 
 if TYPE_CHECKING:  # imported on first use, by `__getattr__`: it imports torch
     from ._export import exported as exported

@@ -40,8 +40,8 @@ from meshwright.contrib.torch_eager import (
 )
 from meshwright.errors import InputError
 
-from ._program import AS_PYTORCH, REPLACE, ArraySpec, GraphValue, ModuleProgram, Operation
-from ._rules import has_rule
+from ._aten_rules import has_rule
+from ._module_program import AS_PYTORCH, REPLACE, ArraySpec, GraphValue, ModuleProgram, Operation
 
 MOST_NAMED = 12
 CHECKPOINT = "meshwright_checkpoint"  # a key of a node's own metadata

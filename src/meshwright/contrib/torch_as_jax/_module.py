@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright.contrib.torch_eager import require_torch
 from meshwright.errors import InputError
 
-from ..torch_eager import require_torch
-from ._program import ModuleProgram
-from ._runner import GraphRunner
+from ._graph_runner import GraphRunner
+from ._module_program import ModuleProgram
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arrays import held
+from ._array_rules import held
 from ._elementwise import magnitude
 
 Rule = Callable[..., Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ._program import ArraySpec, GraphSegment, GraphValue, ModuleProgram, Operation, reads_of
+from ._module_program import ArraySpec, GraphSegment, GraphValue, ModuleProgram, Operation, reads_of
 
 LONGEST_UNIT = 12  # segments
 Names = dict[str, str]

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 
-from ._flops import operation_name, tensor_text
+from ._aten_flops import operation_name, tensor_text
 from ._hooks import hooks_of
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")

@@ -23,8 +23,8 @@ from meshwright.eager import RankMessage
 from meshwright.errors import InputError
 from meshwright.predict import MAIN, Machine, Mark, Queue, Walked, attention_seconds, unaligned_share
 
-from ._flops import ATTENTION_RULES, OperationCall, OperationFlops
-from ._traffic import KINDS
+from ._aten_flops import ATTENTION_RULES, OperationCall, OperationFlops
+from ._rank_traffic import KINDS
 
 # Operations without a kernel, beside views.
 SILENT = frozenset(

@@ -1,7 +1,7 @@
 """Make a mesh of ranks that do not exist, spread a module over it, and watch what FSDP gathers.
 
 The process group is PyTorch's "fake" one: its collectives return at once and move nothing. The mesh's device
-is the CPU, for which PyTorch needs no driver; `_kernels` chooses the kernels of the target.
+is the CPU, for which PyTorch needs no driver; `_attention_kernels` chooses the kernels of the target.
 This module imports torch, so it is imported only while accounting.
 """
 

@@ -23,22 +23,16 @@ from meshwright.eager import EagerAccount, RankCount
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger, MemoryLedger
-from meshwright.predict import (
-    NUM_SPANS,
-    Machine,
-    busy_of,
-    launched_one_by_one,
-    machine_of,
-    prediction_of,
-)
+from meshwright.predict import NUM_SPANS, Machine, busy_of, launched_one_by_one, machine_of, prediction_of
 from meshwright.units import format_bytes
 
 from ._allocator import segments_expand
+from ._attention_kernels import AS_WRITTEN, compiled_paths, kernels_of
 from ._autocast import CPU, cudas_autocast
+from ._eager_step import ALWAYS, EagerStep, surroundings
 from ._fakes import as_given, check_parts
 from ._flex import NO_LOWER_END, WHOLE
 from ._host import NO_TIME, copying_to_host, pinning_nothing, shards_on_host
-from ._kernels import AS_WRITTEN, compiled_paths, kernels_of
 from ._launches import Launches, watching_streams
 from ._mesh import (
     Plan,
@@ -51,10 +45,9 @@ from ._mesh import (
     watching_dtensors,
     watching_fsdp,
 )
-from ._modules import flops_of_ranks, module_counts
-from ._step import ALWAYS, EagerStep, surroundings
+from ._module_counts import flops_of_ranks, module_counts
+from ._rank_traffic import merged, traffic_of
 from ._timeline import history_of, ledger_name, memory_of, reserved_bytes, workspace_bytes
-from ._traffic import merged, traffic_of
 from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED
 
 ON_A_MESH = (

@@ -31,8 +31,7 @@ from meshwright.eager import RankMessage
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
-from ._fakes import Fakes
-from ._flops import (
+from ._aten_flops import (
     OWN_NAMESPACE,
     RULES,
     OperationCall,
@@ -44,9 +43,10 @@ from ._flops import (
     operation_name,
     tensor_text,
 )
-from ._kernels import grouped_product
+from ._attention_kernels import grouped_product
+from ._fakes import Fakes
 from ._launches import PRODUCTS, VECTORS, Launches
-from ._traffic import NAMESPACES, message_kind, message_of
+from ._rank_traffic import NAMESPACES, message_kind, message_of
 
 TEMPORARY = "temporaries"
 SAVED = "saved activations"

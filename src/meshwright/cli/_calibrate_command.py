@@ -1,0 +1,161 @@
+"""Define `meshwright calibrate` and `meshwright reconcile`, which learn from what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.errors import InputError
+
+from ._console import JsonFlag, answer, complete_config, phases, print_json, say_readings, show
+from ._weigh_command import LayoutOption, LoraOption, SetOption, with_lora
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Measured = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="What was run: as for `weigh`. Or the folder of a run, whose measurement is taken.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+FleetOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="FLEET", help="The fleet on which it was measured: 64xH100, 2xCPU."),
+]
+SecondsOption = Annotated[
+    str | None, typer.Option("--measured", metavar="TIME", help="The time of one step: 1.31s, 1310ms.")
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="A trace: .xplane.pb, a folder of jax.profiler, or JSON of torch.profiler.",
+    ),
+]
+RunsOption = Annotated[
+    Path | None, typer.Option("--runs", metavar="FILE.toml", help="Several measured steps: [[run]] tables.")
+]
+ForgetFlag = Annotated[bool, typer.Option("--forget", help="Remove all measured steps of the chip of --on.")]
+
+
+def calibrate(
+    config: Measured = None,
+    on: FleetOption = None,
+    measured: SecondsOption = None,
+    trace: TraceOption = None,
+    runs: RunsOption = None,
+    layout: LayoutOption = None,
+    overrides: SetOption = None,
+    lora: LoraOption = None,
+    forget: ForgetFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fit predictions to measured steps: a time, a trace, or a run; later predictions use the factors."""
+    if forget:
+        _forget(config, on, as_json)
+        return
+    if on is not None:
+        say_readings(config, on, layout)
+    from meshwright.api._calibrate import MeasuredStep, measured_steps_in
+    from meshwright.api._calibrate import calibrate as run_calibrate
+
+    if runs is not None:
+        given = (config, on, measured, trace, layout, overrides, lora)
+        if any(each is not None for each in given):
+            raise InputError("--runs names everything in its file", hint="leave the other options out")
+        steps = measured_steps_in(runs)
+    elif config is None:
+        raise InputError(
+            "no measured run is named", hint="name its config or its folder, or --runs FILE.toml"
+        )
+    else:
+        changed = with_lora(overrides, lora)
+        step = MeasuredStep(config=config, on=on, measured=measured, trace=trace)
+        steps = (dataclasses.replace(step, layout=layout, overrides=changed),)
+    with phases("calibrating") as on_phase:
+        made = run_calibrate(steps, on_event=lambda event: on_phase(event.name))
+
+    def page() -> RenderableType:
+        from meshwright.report import renderable
+
+        return renderable(made)
+
+    answer(as_json, made.to_dict(), page)
+
+
+def _forget(config: str | None, on: str | None, as_json: bool) -> None:
+    from meshwright.api._calibrate import forget
+
+    if config is not None or on is None:
+        raise InputError(
+            "--forget removes all measured steps of a chip", hint="name a fleet of it: --on 8xH100"
+        )
+    number = forget(on)
+    if as_json:
+        print_json({"schema": 1, "forgotten": number})
+    else:
+        steps = "1 measured step" if number == 1 else f"{number} measured steps"
+        words = "a file that could not be read" if number is None else steps
+        print(f"removed {words}: predictions for the chip of {on} use no factors")
+
+
+def reconcile(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Folders of runs.", show_default=False),
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Show the history of errors of all runs.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="With --history: draw it as a page.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print predicted beside measured for the run of any folder, and keep the history of errors."""
+    if history:
+        if runs:
+            raise InputError("--history shows all runs", hint="leave the folders out")
+        _history(html, as_json)
+        return
+    if not runs:
+        raise InputError("no run is named", hint="name its folder, or --history for all runs so far")
+    if html is not None:
+        raise InputError(
+            "--html draws the history", hint="add --history; a run's own page is its report.html"
+        )
+    from meshwright.api._reconcile import history_path, reconciled
+
+    found = {}
+    for folder in runs:
+        with phases(f"reconciling {folder}") as on_phase:
+            found[str(folder)] = reconciled(folder, lambda event: on_phase(event.name))[0]
+    if as_json:
+        print_json([{"run": run, **json.loads(each.to_json())} for run, each in found.items()])
+        return
+    from meshwright.report import renderable
+
+    for run, each in found.items():
+        print(run)
+        show(renderable(each))
+    print(f"History of errors: {history_path()}")
+
+
+def _history(html: Path | None, as_json: bool) -> None:
+    from meshwright.api._reconcile import history
+    from meshwright.report import page_of, renderable
+    from meshwright.results import write_result
+
+    kept = history()
+    if html is not None:
+        write_result(html, page_of(kept))
+    answer(as_json, kept.to_dict(), lambda: renderable(kept))

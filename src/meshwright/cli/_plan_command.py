@@ -1,0 +1,291 @@
+"""Define `meshwright plan`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshwright.errors import InputError, nearest_name
+
+from ._console import JsonFlag, answer, say_readings
+from ._plan_progress import ended_by_signals, plan_progress
+from ._train_command import SIGNAL_BASE, DataOption
+from ._weigh_command import (
+    EXIT_DOES_NOT_FIT,
+    AsOption,
+    Config,
+    LoraOption,
+    PriceOption,
+    SetOption,
+    TokensOption,
+    TokensPerStepOption,
+    with_lora,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from meshwright.config import RunConfig
+    from meshwright.planned import Plan
+    from meshwright.programs import Program
+
+JOB_KINDS = "meshwright.jobs"  # the group in which rooms outside the core register job files
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
+]
+FleetsOption = Annotated[
+    str | None,
+    typer.Option("--fleets", metavar="A,B,C", help="Compare fleets by time and cost, in place of --on."),
+]
+MinDevicesFlag = Annotated[
+    bool, typer.Option("--min-devices", help="Plan for the smallest fleet that fits, up to --on.")
+]
+BudgetOption = Annotated[
+    float, typer.Option("--budget", metavar="SECONDS", help="Begin no compilation after this time.")
+]
+TomlOption = Annotated[
+    Path | None, typer.Option("--toml", metavar="FILE", help="Write the best as a run that `train` runs.")
+]
+ImageOption = Annotated[
+    str | None,
+    typer.Option("--image", metavar="NAME", help="The container image with Meshwright, for --emit k8s."),
+]
+EmitOption = Annotated[
+    str | None,
+    typer.Option("--emit", metavar="KIND", help="Write a job file beside --toml: slurm, k8s, skypilot."),
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with pictures.")
+]
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fix",
+        metavar="KNOB=VALUE",
+        help="Keep a knob: tensor=8, remat=full; or rest: all that are not named. Repeatable.",
+    ),
+]
+VaryOption = Annotated[
+    list[str] | None,
+    typer.Option("--vary", metavar="KNOB=V1,V2", help="Try only these values: microbatch=1,2. Repeatable."),
+]
+TopOption = Annotated[
+    int | None, typer.Option("--top", min=1, help="Rows of the ranked table.", show_default="8")
+]
+CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if nothing fits.")]
+
+
+def plan(
+    config: Config,
+    data: DataOption = None,
+    on: OnOption = None,
+    fleets: FleetsOption = None,
+    min_devices: MinDevicesFlag = False,
+    fix: FixOption = None,
+    vary: VaryOption = None,
+    overrides: SetOption = None,
+    lora: LoraOption = None,
+    as_: AsOption = None,
+    budget: BudgetOption = 60.0,
+    tokens: TokensOption = None,
+    tokens_per_step: TokensPerStepOption = None,
+    price: PriceOption = None,
+    top: TopOption = None,
+    toml: TomlOption = None,
+    emit: EmitOption = None,
+    image: ImageOption = None,
+    html: HtmlOption = None,
+    check: CheckFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
+    if as_ is not None and on != "local":  # the module is traced here, and an attached GPU is not used
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    _check_emit(emit, toml, image)
+    from meshwright import RunLength
+    from meshwright.programs import program_named
+
+    length = RunLength(tokens=tokens, tokens_per_step=tokens_per_step, price_per_device_hour=price)
+    search = _merged(fix or (), vary or ())
+    common: dict[str, Any] = {"search": search, "overrides": with_lora(overrides, lora), "run": length}
+    program = program_named([config], {"as_": as_})
+    if fleets is not None:
+        of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
+        _refuse_beside_fleets(**of_one, toml=toml)
+        _compare(config, program, fleets.split(","), budget, common, html, check=check, as_json=as_json)
+        return
+    if on is None:
+        raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
+    say_readings(config, on, None)
+    if as_ is None and (data is not None or toml is not None):
+        program = _run_to_plan(config, data, common, emit) or program
+    with ended_by_signals() as signals, plan_progress(f"planning {config} on {on}") as on_event:
+        from meshwright import plan as run_plan
+
+        where = {"on": on, "smallest_fleet": min_devices}
+        made = run_plan(program, **where, budget_seconds=budget, on_event=on_event, **common)
+    if html is not None:
+        made.to_html(html)
+
+    def page() -> tuple[RenderableType, ...]:
+        from meshwright.report import plan_renderable
+
+        return (plan_renderable(made, top, _more(made, toml, html, config)),)
+
+    answer(as_json, made.to_dict(), page)
+    if toml is not None and made.winner is not None:
+        _write_files(made, toml, emit, image)
+    _end(made.interrupted, signals, nothing_fits=check and made.winner is None)
+
+
+def _end(interrupted: bool, signals: list[int], *, nothing_fits: bool) -> None:
+    """End with the status of a signal that ended the search, or of `--check`."""
+    if interrupted:
+        raise typer.Exit(SIGNAL_BASE + (signals or [signal.SIGINT])[-1])
+    if nothing_fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _merged(fixed: Sequence[str], varied: Sequence[str]) -> list[str]:
+    """Return the search that `--fix` and `--vary` say together.
+
+    Raises:
+        InputError: a knob is in both.
+    """
+    names = {text.partition("=")[0].strip() for text in fixed}
+    for text in varied:
+        if (name := text.partition("=")[0].strip()) in names:
+            raise InputError(f"{name} is fixed and varied", hint=f"name {name} once")
+    return [*fixed, *varied]
+
+
+def _run_to_plan(config: str, data: str | None, common: dict[str, Any], emit: str | None) -> RunConfig | None:
+    """Return the configuration that a plan writes, with its data; None for a function.
+
+    It is checked before anything is compiled. Its overrides are then part of it.
+    """
+    if ":" in config and not Path(config).exists():
+        return None
+    from meshwright.api._planned_run import run_to_write
+
+    tokens = common["run"].tokens
+    run, notes = run_to_write(config, data, common["overrides"], tokens, for_job=emit is not None)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    common["overrides"] = ()
+    return run
+
+
+def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) -> None:
+    """Write the winner's run, and the files of a job that trains it.
+
+    They come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
+    """
+    from meshwright.shown import write_result
+
+    write_result(toml, made.to_toml())
+    if emit is not None:
+        _write_job(made, emit, toml, image)
+
+
+def _refuse_beside_fleets(**given: object) -> None:
+    """Raise if an option is given that means one fleet."""
+    for name, value in given.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"--fleets compares fleets, and {option} is of one",
+                hint=f"leave {option} out; then plan for the fleet of your choice with --on",
+            )
+
+
+def _compare(
+    config: str,
+    program: Program,
+    fleets: list[str],
+    budget: float,
+    common: dict[str, Any],
+    html: Path | None,
+    *,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Plan for several fleets and print their comparison."""
+    from meshwright import plan_fleets
+
+    for fleet in fleets:
+        say_readings(config, fleet, None)
+    with (
+        ended_by_signals() as signals,
+        plan_progress(f"planning {config} on {len(fleets)} fleets") as on_event,
+    ):
+        made = plan_fleets(program, on=fleets, budget_seconds=budget, on_event=on_event, **common)
+    if html is not None:
+        made.to_html(html)
+
+    def page() -> RenderableType:
+        from meshwright.report import renderable
+
+        return renderable(made, more=f"One of them in full: meshwright plan {config} --on FLEET")
+
+    answer(as_json, made.to_dict(), page)
+    _end(made.interrupted, signals, nothing_fits=check and made.fastest is None)
+
+
+def _check_emit(kind: str | None, toml: Path | None, image: str | None) -> None:
+    """Raise, before anything is compiled, if no job file can be written."""
+    from meshwright.registry import registered
+
+    kinds = registered(JOB_KINDS)
+    if image is not None and kind != "k8s":
+        raise InputError("--image is of a job for Kubernetes", hint="add --emit k8s, or leave it out")
+    if kind is None:
+        return
+    if kind not in kinds:
+        raise InputError(f"--emit {kind!r} is not known", hint=nearest_name(kind, kinds))
+    if toml is None:
+        raise InputError("--emit needs the run that the job trains", hint="add --toml FILE")
+
+
+def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:
+    """Write the job file beside the run's file, and say where, and what it still needs."""
+    from meshwright.registry import registered
+    from meshwright.results import write_result
+
+    name = made.name
+    folder = f"runs/{name}" if kind == "slurm" else f"/runs/{name}"
+    order: dict[str, Any] = {"config_file": str(toml), "fleet": made.fleet, "name": name, "steps": None}
+    found = registered(JOB_KINDS)[kind]
+    path = toml.with_suffix(found.suffix)
+    write_result(path, found.write(**order, folder=folder, image=image))
+    print(f"job file: {path}", file=sys.stderr)
+    path = getattr(getattr(made.config, "data", None), "path", None)
+    if kind != "slurm" and path is not None and not str(path).startswith("/runs/"):
+        print(
+            f"note: {path} must lie on the volume that is mounted on /runs, under that name", file=sys.stderr
+        )
+    if kind == "k8s" and image is None:
+        print("note: it names no image, as none is published: --image NAME, or edit it", file=sys.stderr)
+
+
+def _more(made: Plan, toml: Path | None, html: Path | None, config: str) -> str:
+    """Return what to do with the plan."""
+    words = [] if html else ["Pictures: --html FILE."]
+    if toml is None and ":" in config:
+        return " ".join(words)
+    if toml is None:
+        return " ".join([*words, f"A file to train it: --toml {Path(config).stem}-plan.toml"])
+    from meshwright.config import RunConfig, holds_nothing
+
+    run = made.config
+    has_steps = not isinstance(run, RunConfig) or run.steps is not None or "steps" in made.of_tokens
+    missing = [] if has_steps else ["--steps 1000"]
+    missing += ["--data PATH"] if isinstance(run, RunConfig) and holds_nothing(run) else []
+    return " ".join([*words, "Train it:", *(f"meshwright train {toml}", *missing)])

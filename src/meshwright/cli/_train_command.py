@@ -1,0 +1,295 @@
+"""Define `meshwright train` and `meshwright sweep`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.errors import MeshwrightError
+from meshwright.run_lines import LogEvery, bar_state
+from meshwright.trainer.launch import join, over, place_in
+
+from ._console import JsonFlag, complete_config, print_json, say_readings, show
+from ._launch import run_processes, run_with_restarts
+from ._progress import bars, how_to_go_on, progress
+from ._weigh_command import Config, LayoutOption, LoraOption, SetOption, with_lora
+
+if TYPE_CHECKING:
+    from meshwright import Run
+    from meshwright.run_lines import Event
+
+SIGNAL_BASE = 128
+EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
+
+OptionalConfig = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset, a TOML file or the folder of a run; with --resume the run's own.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+OnOption = Annotated[
+    str, typer.Option("--on", metavar="FLEET", help="Attached devices (local) or simulated ones: 8xCPU.")
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, help="Of the whole run.", show_default="the config's")
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="DIR", help="The run's folder.", show_default="runs/NAME-TIME"),
+]
+ResumeFlag = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the newest good checkpoint of a run's folder; begin if it has none."
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FOLDER", help="Begin with the weights of a Hugging Face model."),
+]
+DiscardFlag = Annotated[
+    bool,
+    typer.Option("--discard-steps", help="With --resume: train again steps that no checkpoint was to hold."),
+]
+LogEveryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-every",
+        metavar="N|TIME",
+        help="Print a line every N steps (50) or once in a time (30s, 5m, 1h).",
+        show_default="30s without a terminal, none on one",
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", metavar="DIR", help="Trace steps 3 to 5 with jax.profiler, for calibrate --trace DIR."
+    ),
+]
+RestartsOption = Annotated[
+    int,
+    typer.Option(
+        "--restarts", min=0, metavar="N", help="Resume it up to N times when it is killed, breaks or hangs."
+    ),
+]
+
+
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="What to train on: text, .jsonl, .parquet, token files, or a folder of one of these.",
+        show_default="the config's",
+    ),
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        min=1,
+        metavar="N",
+        help="Start N processes on this machine, each with its share of the devices.",
+        show_default=False,
+    ),
+]
+
+
+def train(
+    config: OptionalConfig = None,
+    data: DataOption = None,
+    on: OnOption = "local",
+    layout: LayoutOption = None,
+    steps: StepsOption = None,
+    overrides: SetOption = None,
+    lora: LoraOption = None,
+    folder: FolderOption = None,
+    resume: ResumeFlag = False,
+    discard_steps: DiscardFlag = False,
+    begin_from: FromOption = None,
+    restarts: RestartsOption = 0,
+    processes: ProcessesOption = None,
+    profile: ProfileOption = None,
+    log_every: LogEveryOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
+    every = None if log_every is None else LogEvery.parse(log_every)
+    if resume and folder is None:
+        config, folder = _run_to_resume(config)
+    if restarts:
+        raise typer.Exit(run_with_restarts(restarts, config, folder))
+    if processes is not None:
+        raise typer.Exit(run_processes(processes, on))
+    from meshwright import Session
+    from meshwright import train as run_train
+    from meshwright.compiler import keep_executables
+
+    not_kept = keep_executables()
+    place = place_in(os.environ)
+    is_first = place is None or join(place).is_first  # of several processes only the first prints
+    if is_first:
+        say_readings(config, on, layout, not_kept)
+    stopped = _Stopped(says=is_first)
+    shown = progress(config or str(folder), on, every) if is_first else nullcontext(lambda event: None)
+    try:
+        with shown as on_event:
+
+            def listen(event: Event) -> None:
+                stopped.event(event)
+                on_event(event)
+
+            given = [*with_lora(overrides, lora), *([] if layout is None else [f"layout={layout}"])]
+            begun = {"resume": resume, "discard_steps": discard_steps, "begin_from": begin_from}
+            how = {"on": on, "folder": folder, "data": data, "steps": steps, "on_event": listen}
+            run = run_train(config, overrides=given, session=Session(**begun, profile=profile), **how)
+    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
+        stopped.say()
+        raise
+    over()
+    if is_first:
+        _print(run, as_json)
+    if run.measurement.signal:
+        stopped.say()
+        raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
+    _check_written(run)
+
+
+def _run_to_resume(config: str | None) -> tuple[str | None, Path | None]:
+    """Return the configuration and the folder, where the folder of a run may be named as the former."""
+    from meshwright.api._train import named_run
+
+    named, folder = named_run(config, None, True)
+    return named if isinstance(named, str) else None, folder
+
+
+def _check_written(run: Run) -> None:
+    if run.not_written:
+        files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
+        raise MeshwrightError(
+            f"the run is done, but files of {run.folder} could not be written: {files}",
+            hint="make room there, then resume the run: no step is left to train, and its files are written",
+        )
+
+
+def _print(run: Run, as_json: bool) -> None:
+    if as_json:
+        print_json(run.to_dict())
+        return
+    from meshwright.report import renderable
+
+    show(renderable(run))
+    print(f"Report: {run.folder / 'report.html'}", flush=True)  # on one line, however long
+
+
+class _Stopped:
+    """Track a run's folder and its last step, for the message when the run is stopped.
+
+    Args:
+        says: whether this process prints the message.
+    """
+
+    def __init__(self, *, says: bool) -> None:
+        self._says = says
+        self._folder: Path | None = None
+        self._step = 0
+
+    def event(self, event: Event) -> None:
+        """Record an event."""
+        from meshwright.trainer.loop import Finished, Started, StepDone
+
+        if isinstance(event, Started):
+            self._folder = event.folder
+        elif isinstance(event, StepDone):
+            self._step = event.step
+        elif isinstance(event, Finished):
+            self._step = event.steps
+
+    def say(self) -> None:
+        """Print the command that resumes the run, if the run has a folder."""
+        if self._says and self._folder is not None:
+            words = how_to_go_on(self._folder, self._step)
+            print(f"stopped after step {self._step}; {words}", file=sys.stderr)
+
+
+EXIT_FAILED = 1
+
+
+def sweep(
+    config: Config,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a key: optimizer.learning_rate=1e-4,1e-3. Repeatable: all combinations are run.",
+        ),
+    ] = None,
+    on: OnOption = "local",
+    layout: LayoutOption = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Steps of each run.", show_default="the config's")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="The sweep's folder; finished runs in it are not run again.",
+            show_default="runs/sweep-NAME-TIME",
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train with every combination of some values; a table and a picture, the best held-out loss first."""
+    from meshwright import sweep as run_sweep
+
+    say_readings(config, on, layout)
+    with _progress(config) as on_event:
+        where = {"on": on, "layout": layout, "steps": steps, "folder": folder}
+        made = run_sweep(config, over or (), **where, on_event=on_event)
+    if as_json:
+        print_json(made.to_dict())
+    else:
+        from meshwright.report import renderable
+
+        show(renderable(made))
+        print(f"Report: {made.folder / 'report.html'}")
+    if made.stopped:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if made.best is None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _progress(config: str) -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows each event as bars, of the runs and the run's steps; none in a pipe."""
+    from meshwright.results import SweepRunStarted
+
+    if not sys.stderr.isatty():
+        yield lambda event: None
+        return
+    with bars() as progress:
+        runs = progress.add_task(f"sweep of {config}", total=None)
+        steps = progress.add_task("", total=None)
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, SweepRunStarted):
+                values = ", ".join(f"{key}={value}" for key, value in event.values.items())
+                words = f"run {event.number} of {event.total}: {values}"
+                progress.update(runs, description=words, completed=event.number - 1, total=event.total)
+                progress.reset(steps, description="weighing", total=None)
+            else:
+                progress.update(steps, **bar_state(event))
+
+        yield on_event

@@ -1,0 +1,408 @@
+"""Read the `config.json` of a Hugging Face model as the configuration of a run.
+
+`_families` has a table for each `model_type`, and `_rotary_keys` reads rotary positions. A key that no one
+understands is refused by name: it may change the model.
+
+What the file does not say is the same for all: 4,194,304 tokens in a step, the batch with which Llama 3 405B
+began, in sequences of at most 8192 tokens; AdamW; parameters sharded over all devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from meshwright.errors import InputError, nearest_name
+
+from ._families import ACTIVATIONS, ALWAYS_FALSE, ARCHITECTURES, BESIDE, FAMILIES, OF_TRAINING, Family
+from ._rotary_keys import GLOBAL, LOCAL, not_understood, read_rotary, rotary_json, shortened
+from ._section import is_table
+from ._transformer import TransformerModel
+
+Tree = Mapping[str, Any]
+
+SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
+OF_BOTH_PARTS = {"tie_word_embeddings", "torch_dtype", "dtype"}  # keys of a file whose text is a part of it
+
+NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
+TOKENS_PER_STEP = 2**22
+LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
+
+
+def is_huggingface(tree: object) -> bool:
+    """Return whether a JSON object is the configuration of a Hugging Face model."""
+    return is_table(tree) and isinstance(tree.get("model_type"), str)
+
+
+def family_of(architectures: object) -> str | None:
+    """Return the `model_type` of a file by the names of its classes, or None.
+
+    >>> family_of(["Qwen2ForCausalLM"])
+    'qwen2'
+    """
+    named = _listed(architectures)
+    return next((family for family, architecture in ARCHITECTURES.items() if architecture in named), None)
+
+
+def _listed(architectures: Any) -> list[str]:
+    """Return the names of classes that a file lists, which may be one name, or null."""
+    several = cast("list[Any]", architectures) if isinstance(architectures, list) else [architectures or ""]
+    return [str(each) for each in several]
+
+
+def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
+    """Return the tree of a run of the model that a `config.json` describes.
+
+    Args:
+        where: the file, for errors.
+
+    Raises:
+        InputError: the family is not known, or a key or its value is not understood.
+
+    >>> tree = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    ...         "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 512}
+    >>> run = run_of_huggingface(tree, "config.json")
+    >>> run["model"]["embed_dim"], run["batch"]["sequence_length"]
+    (64, 512)
+    """
+    family = FAMILIES.get(tree["model_type"])
+    if reads_text_alone(tree):
+        shared = {key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}
+        return run_of_huggingface({**shared, **tree["text_config"]}, where)
+    if family is None:
+        raise _not_known(tree, where)
+    _check_heads(tree, where)
+    given = _given(tree, family)
+    unread = set(given) - BESIDE
+    model: dict[str, Any] = {"kind": "transformer", **family.fixed}
+    for ours, theirs in family.keys.items():
+        unread.discard(theirs)
+        if theirs in given:
+            model[ours] = given[theirs]
+    _check_sizes(tree, model, family, where)
+    try:
+        for read in READERS:
+            read(given, model, unread, where)
+        limits = (tree.get("max_position_embeddings"), tree.get("n_positions"))
+        length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as wrong:
+        raise InputError(
+            f"{where}: a value is not of the kind that its key has: {wrong}",
+            hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
+        ) from wrong
+    for key, values in (*family.only.items(), *((key, (False,)) for key in ALWAYS_FALSE)):
+        unread.discard(key)
+        if key in given and given[key] not in values:
+            raise not_understood(where, {key: given[key]})
+    if unread:
+        raise not_understood(where, {key: given[key] for key in sorted(unread)})
+    return {
+        "layout": "fsdp=-1",
+        "model": model,
+        "data": {"source": "synthetic"},
+        "optimizer": {"kind": "adamw", "learning_rate": 3e-4, "clip_norm": 1.0},
+        "batch": {
+            "sequences": max(1, TOKENS_PER_STEP // (length or 1)),
+            "sequence_length": length,
+            "microbatch_sequences": 1,
+        },
+    }
+
+
+def reads_text_alone(tree: Tree) -> bool:
+    """Return whether a file is of a model that reads more than text, whose text part has a known family."""
+    inner = tree.get("text_config")
+    known = is_table(inner) and inner.get("model_type") in FAMILIES
+    return known and tree.get("model_type") not in FAMILIES
+
+
+def _given(tree: Tree, family: Family) -> dict[str, Any]:
+    """Return the keys of a file with those that it leaves out, without null; a null switch is off."""
+    given = {**family.defaults, **tree}
+    switches = {key for key, value in family.defaults.items() if isinstance(value, bool)}
+    given |= {key: False for key in switches if given[key] is None}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _not_known(tree: Tree, where: str) -> InputError:
+    """Return the error of a `model_type` without a table; it says how to weigh such a model all the same."""
+    name, inner = tree["model_type"], tree.get("text_config")
+    own = "weigh the module that transformers makes of this file: meshwright weigh model.py:build --on 8xH100"
+    own = f"{own}, where build returns it (docs/huggingface.md, Other models)"
+    what, hint = f"{where}: model_type {name[:100]!r} is not known", nearest_name(name, FAMILIES)
+    if is_table(inner):
+        what = f"{what}: beside text, it reads images or sound, and its text part is no known family either"
+    return InputError(what, hint=f"{hint}; or {own}")
+
+
+def _lacks(family: str, key: str, where: str) -> InputError:
+    """Return the error of a key without which there is no model."""
+    article = "an" if family[0] in "aeo" else "a"
+    return InputError(f"{where}: {article} {family} model has no {key}", hint=f"add {key} to config.json")
+
+
+def _check_heads(tree: Tree, where: str) -> None:
+    """Raise an `InputError` for a model that does not predict the next token, such as a classifier."""
+    named = _listed(tree.get("architectures"))
+    if any(named) and not any(each.endswith(NEXT_TOKEN) for each in named):
+        raise InputError(
+            f"{where}: architectures = {named}, and the step here trains one that predicts the next token",
+            hint=f"to weigh that one with the same sizes, leave it out or name a ...{NEXT_TOKEN[0]}",
+        )
+
+
+def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
+    """Raise an `InputError` that names the keys of the file whose values are missing or cannot be."""
+    name, needed = tree["model_type"], [family.keys[ours] for ours in SIZES if ours in family.keys]
+    missing = [theirs for theirs in needed if tree.get(theirs, family.defaults.get(theirs)) is None]
+    if missing := [key for key in missing if key != "n_inner"]:  # GPT-2's, which is usually null
+        raise _lacks(name, " and ".join(missing), where)
+    wrong: list[str] = []
+    for ours, theirs in family.keys.items():
+        if ours in model:
+            try:
+                _adapter(ours).validate_python(model[ours], strict=True)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"]
+                shown = f"{theirs} = {shortened(model[ours])}"
+                wrong.append(f"{shown} (model.{ours}): {problem[:1].lower()}{problem[1:]}")
+    if wrong:
+        raise InputError(f"{where}: {'; '.join(wrong)}", hint="correct the file; numbers are not in quotes")
+    heads, groups = model["num_heads"], "num_key_value_heads"
+    if groups in family.defaults and groups not in tree and heads % family.defaults[groups]:
+        raise InputError(
+            f"{where}: a {name} model without {groups} has {family.defaults[groups]}, which do not divide "
+            f"num_attention_heads = {heads}",
+            hint=f"add {groups} to config.json: {heads} if each head has its own",
+        )
+
+
+@functools.cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    """Return what checks the values of one key of ours by itself."""
+    field, annotated = TransformerModel.model_fields[name], cast("Any", Annotated)
+    return TypeAdapter(annotated[field.annotation, "", *field.metadata])
+
+
+def huggingface_of_model(model: TransformerModel, longest: int) -> dict[str, Any]:
+    """Return a `config.json` of the first family that has this model.
+
+    Args:
+        longest: positions that the file states as its limit, for a model whose positions are rotary.
+
+    Raises:
+        InputError: no family has it.
+
+    >>> from ._load import load_config
+    >>> made = huggingface_of_model(load_config("llama3-8b").model, 8192)
+    >>> made["model_type"], made["num_hidden_layers"], made["rope_parameters"]["rope_theta"]
+    ('llama', 32, 500000.0)
+    """
+    for name, family in FAMILIES.items():
+        tree = _config_json(model, name, family, longest)
+        try:
+            read = TransformerModel.model_validate(run_of_huggingface(tree, name)["model"])
+        except (InputError, ValueError):
+            continue  # this family cannot have these sizes
+        if _architecture(read) == _architecture(model):
+            return tree
+    raise InputError(
+        "no Hugging Face family that is known has this model's combination of norms, positions and biases",
+        hint=f"export it as it is, without --format; known: {', '.join(FAMILIES)}",
+    )
+
+
+def _config_json(model: TransformerModel, name: str, family: Family, longest: int) -> dict[str, Any]:
+    """Return the file of a family with the sizes of a model, which that family need not be able to have."""
+    tree: dict[str, Any] = {"model_type": name, "architectures": [ARCHITECTURES[name]]}
+    tree |= {theirs: getattr(model, ours) for ours, theirs in family.keys.items()}
+    theirs_of = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    key = {"gpt2": "activation_function", "gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
+    tree[key.get(name, "hidden_act")] = theirs_of[model.activation]
+    if name in ("phi3", "glm", "glm4"):
+        tree["pad_token_id"] = None  # their own is beyond a small vocabulary
+    if name in ("qwen3_moe", "mixtral", "olmoe"):
+        tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
+    tree |= {key: values[0] for key, values in family.only.items() if values}
+    tree |= _routing_json(model, name, family)
+    if model.window is not None:
+        kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
+        layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
+        tree |= {"sliding_window": model.window}
+        tree |= {"layer_types": layers} if name in ALTERNATING else {}
+        tree |= {"use_sliding_window": True} if name.startswith("qwen") else {}
+    elif name in WINDOWED:
+        tree["sliding_window"] = None
+    if model.rope_theta is not None:
+        tree |= {"max_position_embeddings": longest, **rotary_json(model)}
+    return tree
+
+
+def _routing_json(model: TransformerModel, name: str, family: Family) -> dict[str, Any]:
+    """Return the keys of DeepSeek's heads and of routing that are no key of ours by itself."""
+    tree: dict[str, Any] = {}
+    if name.startswith("deepseek"):
+        turned = model.rotary_dim or 0
+        tree |= {"qk_nope_head_dim": model.head_dim - turned, "num_key_value_heads": model.num_heads}
+    if "dense_mlp_dim" in family.keys:
+        tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
+        if model.router_groups is not None and name == "deepseek_v2":
+            tree["topk_method"] = "group_limited_greedy"
+        if model.router_groups is None and name != "deepseek_v2":
+            tree |= {"n_group": 1, "topk_group": 1}
+    if name == "glm4_moe":
+        tree["use_qk_norm"] = model.qk_norm == "head"
+    return tree
+
+
+def _architecture(model: TransformerModel) -> dict[str, Any]:
+    """Return the keys of a model that a file must keep: not those of training alone."""
+    return {key: value for key, value in model.model_dump().items() if key not in OF_TRAINING}
+
+
+def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the activation, of which Gemma's files have two; Gemma 1's "gelu" is the tanh form."""
+    family, keys = given["model_type"], ("hidden_act", "activation_function", "hidden_activation")
+    if family in ("gemma2", "gemma3_text"):
+        unread.discard("hidden_act")
+        keys = keys[2:]
+    elif family == "gemma":
+        unread.discard("hidden_activation")
+        unread.discard(keys[0])
+        act = given.get(keys[0], "gelu")
+        keys, given = keys[:1], {keys[0]: "gelu_pytorch_tanh" if act == "gelu" else act}
+    for key in keys:
+        if key in given:
+            unread.discard(key)
+            if given[key] not in ACTIVATIONS:
+                raise not_understood(where, {key: given[key]})
+            model["activation"] = ACTIVATIONS[given[key]]
+
+
+def _kv_heads(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    model.setdefault("num_kv_heads", model.get("num_heads"))
+
+
+def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    if "mlp_dim" not in model and "embed_dim" in model:  # GPT-2's n_inner is usually null
+        model["mlp_dim"] = 4 * model["embed_dim"]
+
+
+MOST_LAYERS = 10_000  # whose kinds are listed
+WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")  # every layer alike
+ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text", "olmo3", "ministral")  # a kind for each layer
+
+
+_OF_WINDOWS = {
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"),
+}
+
+
+def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read a sliding window, and which layers have it: all, none, or all but the last of each group."""
+    kinds, family, num_layers = given.get("layer_types"), given["model_type"], model["num_layers"]
+    if kinds is not None and (set(kinds) - {LOCAL, GLOBAL} or len(kinds) != num_layers):
+        raise not_understood(where, {"num_hidden_layers": num_layers, "layer_types": kinds})
+    if kinds is not None and LOCAL not in kinds:
+        unread.discard("layer_types")
+    if family not in (*WINDOWED, *ALTERNATING):
+        return
+    unread -= _OF_WINDOWS
+    if num_layers > MOST_LAYERS:
+        raise InputError(f"{where}: num_hidden_layers = {num_layers}", hint=f"use {MOST_LAYERS} at most")
+    if family in WINDOWED:
+        kinds = [LOCAL] * num_layers
+    kinds = kinds or _kinds_of_layers(given, num_layers)
+    if not (given.get("use_sliding_window", True) and given.get("sliding_window")) or LOCAL not in kinds:
+        model.pop("rope_local_theta", None)
+        return
+    model["window"] = given["sliding_window"]
+    if GLOBAL in kinds:
+        size = kinds.index(GLOBAL) + 1
+        if kinds != [GLOBAL if (layer + 1) % size == 0 else LOCAL for layer in range(num_layers)]:
+            raise not_understood(where, {key: given[key] for key in sorted(_OF_WINDOWS) if key in given})
+        model["global_every"] = size
+
+
+def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
+    """Return the kind of each layer of a file that does not list them.
+
+    The last of each `sliding_window_pattern` layers sees all (Gemma), or the first `max_window_layers` do.
+    """
+    pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
+    if pattern is not None:
+        return [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
+    first = given.get("max_window_layers", 0)
+    return [LOCAL if layer >= first else GLOBAL for layer in range(num_layers)]
+
+
+def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the sizes of DeepSeek's heads, and leave out what its values leave without effect."""
+    if not given["model_type"].startswith("deepseek"):
+        return
+    unread -= {"qk_nope_head_dim", "head_dim", "qk_head_dim", "num_key_value_heads"}
+    for key in ("qk_nope_head_dim", "qk_rope_head_dim", "num_attention_heads"):
+        if key not in given:
+            raise _lacks(given["model_type"], key, where)
+    model["head_dim"] = given["qk_nope_head_dim"] + given["qk_rope_head_dim"]
+    if given.get("num_key_value_heads", given["num_attention_heads"]) != given["num_attention_heads"]:
+        raise not_understood(where, {"num_key_value_heads": given["num_key_value_heads"]})
+
+
+def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Leave out what the values of a router leave without effect; read GLM-4.5's norms of heads."""
+    groups = model.get("router_groups"), model.get("router_groups_chosen")
+    if given.get("topk_method") == "greedy" or groups == (1, 1):
+        model.pop("router_groups", None)
+        model.pop("router_groups_chosen", None)
+    if not model.get("num_dense_layers"):
+        model.pop("dense_mlp_dim", None)
+    elif "dense_mlp_dim" not in model:
+        raise _lacks(given["model_type"], "intermediate_size", where)
+    if given["model_type"] == "glm4_moe":
+        unread.discard("use_qk_norm")
+        model["qk_norm"] = "head" if given["use_qk_norm"] else "none"
+
+
+def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the number of experts; leave out the width of a dense MLP where every MLP has experts."""
+    per_token = FAMILIES[given["model_type"]].keys.get("experts_per_token")
+    if per_token is not None and "experts_per_token" not in model:
+        raise _lacks(given["model_type"], per_token, where)
+    if per_token is not None:
+        unread -= {"num_experts", "num_local_experts"}  # releases of transformers differ in the name
+        model.setdefault("num_experts", given.get("num_experts", given.get("num_local_experts")))
+        if model["num_experts"] is None:
+            raise _lacks(given["model_type"], "num_experts (or num_local_experts)", where)
+        if "moe_intermediate_size" in given:
+            unread.discard("intermediate_size")
+
+
+def cached_config(name: str) -> Path | None:
+    """Return the `config.json` of "organisation/model" in the local Hugging Face cache, or None.
+
+    The cache is at `HF_HUB_CACHE`, or below `HF_HOME`, or in the user's cache folder, as `huggingface_hub`
+    has it. Nothing is downloaded.
+    """
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    root = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    folder = root / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs/main").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    path = folder / "snapshots" / revision / "config.json"
+    return path if path.is_file() else None
+
+
+READERS: tuple[Callable[..., None], ...] = (
+    _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _expert_mlp
+)  # fmt: skip

@@ -1,0 +1,224 @@
+"""Measure this machine in a separate process, cache its rates, and describe its processor in words.
+
+The rates are a `Calibration`. They are kept in `cache_root()` until something puts them in doubt. Predictions
+use them, and `training` describes the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import psutil
+
+from meshwright.compiler import (
+    cache_lock,
+    cache_root,
+    installed_versions,
+    make_folder,
+    write_cached,
+    writing_cache,
+)
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import read_text
+from meshwright.hardware import Calibration
+from meshwright.subprocesses import own_python, working_folder
+
+PROBE = "meshwright.measure._probe"
+TIME_LIMIT_SECONDS = 120
+LAST_LINES = 8
+STOPPED = "stopped while this machine's rates were measured, once for all predictions: the next command does"
+OLD_DAYS = 30
+LOAD_SECONDS = 0.3  # for which the load of the machine is observed
+BUSY = 0.2  # share of cores that others use: rates come out 20 % too low, half the width of a CPU's interval
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def busy_share() -> float:
+    """Return the share of the machine's cores that are busy while this process waits for `LOAD_SECONDS`."""
+    return psutil.cpu_percent(interval=LOAD_SECONDS) / 100
+
+
+def cpu_model() -> str:
+    """Return the processor's name if the system provides it, or else its architecture."""
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_host() -> str:
+    """Describe processor, usable cores and system: "AMD EPYC 7B13, 2 cores, Linux"."""
+    return f"{cpu_model()}, {usable_cores()} cores, {platform.system()}"
+
+
+def calibration_of_this_machine() -> Calibration:
+    """Return this host's measured rates; measure them now (a few seconds) if the cache has none.
+
+    The cache key is the description of the host (processor, cores, system), the version of jaxlib and the
+    source of the probe. Rates are measured again if their file cannot be read, if a run disagreed with them
+    (`doubt_calibration`), or if the machine was busy when they were measured and is now less than half as
+    busy.
+
+    Raises:
+        MeshwrightError: the probe failed; the message ends with its last lines of output.
+    """
+    path = path_of("CPU")
+    before = _kept(path)
+    if before is not None and not _is_outdated(path, before):
+        return before
+    with cache_lock(path):  # of several processes one measures, undisturbed by the others, which wait
+        kept = _kept(path)
+        if kept is not None and kept != before:
+            return kept  # another process has measured meanwhile
+        calibration = _measure_cpu(
+            path, detailed=kept is not None and bool(kept.details), why=_doubt_of(path)
+        )
+        _doubt_file(path).unlink(missing_ok=True)
+    return calibration
+
+
+def _is_outdated(path: Path, kept: Calibration) -> bool:
+    """Return whether a run disagrees with the rates, or the machine is idler than when they were measured."""
+    load = kept.load or 0.0
+    return bool(_doubt_of(path)) or (load > BUSY and busy_share() < load / 2)
+
+
+def calibration_of_chip(name: str) -> Calibration | None:
+    """Return the rates that `probe` measured on such a chip; None if none are kept or readable."""
+    return _kept(cache_root() / f"calibration-{name}.json")
+
+
+def doubt_calibration(chip: str, reason: str) -> None:
+    """Record that a run disagreed with a chip's rates.
+
+    A CPU's rates are then measured again when next needed, but not twice in 30 days for this reason: if a run
+    disagrees with the new rates too, the prediction is wrong. For an accelerator, `cautions` reports the
+    doubt until `probe` measures again.
+    """
+    path = path_of(chip)
+    kept = _kept(path)
+    if kept is None or (kept.measured_again and _age_days(kept) <= OLD_DAYS):
+        return
+    with contextlib.suppress(MeshwrightError):  # a cache that cannot be written stays as it is
+        write_cached(_doubt_file(path), reason)
+
+
+def cautions(calibration: Calibration) -> tuple[str, ...]:
+    """Return the doubts about rates: their age, another jaxlib, a busy machine, or a run that disagreed."""
+    doubts: list[str] = []
+    if (days := _age_days(calibration)) > OLD_DAYS:
+        doubts.append(f"the rates were measured {days} days ago: `meshwright probe` measures again")
+    installed = installed_versions()["jaxlib"]
+    if calibration.jaxlib not in ("", installed):
+        doubts.append(f"the rates were measured with jaxlib {calibration.jaxlib}, installed is {installed}")
+    if calibration.load is not None and calibration.load > BUSY:
+        doubts.append(
+            f"others kept {100 * calibration.load:.0f} % of the cores busy while they were measured"
+        )
+    if doubt := _doubt_of(path_of(calibration.chip)):
+        doubts.append(f"{doubt}: `meshwright probe` measures again")
+    return tuple(doubts)
+
+
+def probe() -> Calibration:
+    """Measure the attached CPU or accelerator now, in detail, and keep the rates for predictions.
+
+    For a CPU they replace the rates that `calibration_of_this_machine` kept. For an accelerator they are kept
+    under the chip's name in the catalog.
+
+    Raises:
+        MeshwrightError: the probe failed; the message ends with its last lines of output.
+    """
+    with cache_lock(path_of("CPU")), working_folder("meshwright-probe-") as folder:
+        calibration = _run_probe(folder / "calibration.json", detailed=True)
+    path = path_of(calibration.chip)
+    write_cached(path, calibration.to_json())
+    _doubt_file(path).unlink(missing_ok=True)
+    return calibration
+
+
+def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibration:
+    """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
+    with contextlib.ExitStack() as stack:
+        with writing_cache():
+            make_folder(path.parent)
+            folder = stack.enter_context(working_folder(".calibration-", path.parent))
+        calibration = _run_probe(folder / "calibration.json", detailed=detailed, cpu=True)
+        calibration = dataclasses.replace(calibration, measured_again=why)
+    write_cached(path, calibration.to_json())
+    return calibration
+
+
+def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> Calibration:
+    """Measure the CPU if `cpu`, else the attached device; the probe writes to `path`."""
+    command = own_python("-m", PROBE, str(path), *(["--detailed"] if detailed else []))
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"} if cpu else None
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
+        )
+        lines = (done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(STOPPED)
+        raise
+    except subprocess.TimeoutExpired:
+        lines = [f"not done after {TIME_LIMIT_SECONDS} s"]
+    if not path.exists():
+        raise MeshwrightError(
+            "measuring this machine failed. The probe's last lines:\n    " + "\n    ".join(lines),
+            hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
+        )
+    return Calibration.from_json(path.read_text())
+
+
+def _age_days(calibration: Calibration) -> int:
+    try:
+        measured = date.fromisoformat(calibration.date)
+    except ValueError:
+        return 0  # a person wrote the date, in words
+    return (datetime.now(UTC).date() - measured).days
+
+
+def path_of(chip: str) -> Path:
+    """Return the file of a chip's rates; a CPU's is named by a digest of its host, jaxlib and the probe."""
+    if chip != "CPU":
+        return cache_root() / f"calibration-{chip}.json"
+    source = Path(__file__).with_name("_probe.py").read_bytes()
+    key = (describe_host().encode(), installed_versions()["jaxlib"].encode(), source)
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()
+    return cache_root() / f"calibration-{digest[:16]}.json"
+
+
+def _kept(path: Path) -> Calibration | None:
+    try:
+        return Calibration.from_json(read_text(path))
+    except (OSError, InputError, ValueError):
+        return None
+
+
+def _doubt_file(path: Path) -> Path:
+    """Return the path of the file with the reason for measuring the rates at `path` again."""
+    return path.with_suffix(".doubt")
+
+
+def _doubt_of(path: Path) -> str:
+    try:
+        return read_text(_doubt_file(path))
+    except (OSError, ValueError):
+        return ""

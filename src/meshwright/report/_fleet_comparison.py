@@ -1,0 +1,105 @@
+"""Compare the plans of one run for several fleets: the best step of each, its time and its cost.
+
+Used by: `_results`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.planned import FleetPlans, Plan
+from meshwright.units import format_bytes, format_seconds
+
+from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
+from ._plan_report import COLUMNS, unit_of
+from ._weighing import LISTED, YOURS, cost_words, run_words
+
+LARGE_PRICE = 100.0  # from which cents do not matter
+
+
+def fleets_document(made: FleetPlans, more: str = "") -> Document:
+    """Return the comparison: a row for each fleet, then which is the fastest and which the cheapest.
+
+    Args:
+        more: the last line, which says what to do with it.
+    """
+    name = made.plans[0].name
+    reasons = (Words(lead=f"{fleet}: ", text=why, tone="faint") for fleet, why in made.refused.items())
+    prices = {plan.price for plan in made.plans if plan.price}
+    listed = Words(text=f"List prices: {'; '.join(sorted(prices))}.", tone="faint") if prices else None
+    compiled = sum(not candidate.failed for plan in made.plans for candidate in plan.candidates)
+    considered = sum(plan.num_considered for plan in made.plans)
+    seconds = sum(plan.seconds for plan in made.plans)
+    searched = f"{considered:,} candidates in {format_seconds(seconds)}: {compiled} compiled."
+    return Document(
+        title=f"Plan of {name}",
+        facts=f"on {len(made.plans)} fleets",
+        sections=(
+            *section("", *_verdict(made)),
+            *section("Fleets", _table(made), *reasons, listed),
+            *section("", Words(text=searched), Words(text=more, tone="faint") if more else None),
+        ),
+    )
+
+
+def _verdict(made: FleetPlans) -> Iterator[Words]:
+    """Yield the fastest and the cheapest fleet, with the whole run on each where its steps are known."""
+    fastest, cheapest = made.fastest, made.cheapest
+    if fastest is None:
+        yield Words(text="NOTHING FITS on any of the fleets", tone="bad")
+        return
+    yield _line("FASTEST", fastest)
+    if cheapest is not None:
+        yield _line("CHEAPEST", cheapest)
+    for plan in dict.fromkeys(p.fleet.name for p in (fastest, cheapest) if p is not None):
+        chosen = next(each for each in made.plans if each.fleet.name == plan)
+        total = None if chosen.best is None else chosen.best.run_total
+        if total is not None:
+            cost = cost_words(total, LISTED if chosen.price else YOURS)
+            words = f"{run_words(total, unit_of(chosen))}{f'; {cost}' if cost else ''}"
+            yield Words(lead=f"RUN on {chosen.fleet.name}: ", text=words)
+
+
+def _line(which: str, plan: Plan) -> Words:
+    winner = plan.winner
+    assert winner is not None, "the fastest and the cheapest have a winner"
+    return Words(lead=f"{which}: ", text=f"{plan.fleet.name}, {winner.words}", tone="good")
+
+
+def _table(made: FleetPlans) -> ReportTable:
+    columns = ("fleet", *COLUMNS[:-1], "to spare", "price of a step")
+    rows = [
+        TableRow(cells=_cells(plan), tone="strong" if plan is made.fastest else "") for plan in made.ranked
+    ]
+    rows += [TableRow(cells=(name, *(["-"] * 7)), tone="faint") for name in made.refused]
+    numbers = ("step", "memory", "MFU", "to spare", "price of a step")
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1)
+
+
+def _cells(plan: Plan) -> tuple[str, ...]:
+    """Return a row: fleet, layout, settings, step, bytes, MFU, what is free, price."""
+    winner = plan.winner
+    if winner is None or winner.step_seconds is None or winner.prediction is None:
+        return (plan.fleet.name, "nothing fits", "", "-", "-", "-", "-", "-")
+    spare = "-"
+    if winner.usable_bytes is not None and winner.needed_bytes is not None:
+        spare = percent(winner.usable_bytes - winner.needed_bytes, winner.usable_bytes)
+    return (
+        plan.fleet.name,
+        winner.layout,
+        winner.settings,
+        format_seconds(winner.step_seconds.expected),
+        "-" if winner.needed_bytes is None else format_bytes(winner.needed_bytes),
+        share_of_peak(winner.prediction.mfu),
+        spare,
+        _price_words(plan),
+    )
+
+
+def _price_words(plan: Plan) -> str:
+    """Return the price of a step; a list price is in dollars, and another in its giver's currency."""
+    price = plan.price_per_step
+    if price is None:
+        return "-"
+    amount = f"{price:,.0f}" if price >= LARGE_PRICE else f"{price:.3g}"
+    return f"${amount}" if plan.price else amount

@@ -1,0 +1,122 @@
+"""Turn the predicted schedule of a weighing into lanes: what a step does from its beginning to its end.
+
+The walk over the schedule gives shares of equal spans. Neighbours that hardly differ become one column, so
+that the picture stays small however long the program is. Used by: `_plan_report`, `_results`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from meshwright.errors import InputError
+from meshwright.results import Compilation, Weighing
+from meshwright.units import format_seconds
+
+from ._model import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
+
+if TYPE_CHECKING:
+    from meshwright.predict import Busy
+
+ALIKE = 0.03  # difference of shares below which neighbours become one column
+LEAST_DRAWN, LEAST_NAMED = 0.002, 0.01  # shares of a column
+MOST_TICKS = 7
+LAST_TICK = 0.78  # share of the step; on a narrow page a round time beyond it would touch the last words
+
+_Rows = dict[str, tuple[float, ...]]  # by class of work, its share of every span
+
+
+def schedule_lanes(weighing: Weighing) -> Lanes | None:
+    """Return lanes of what a device does in a step, and of its links; None if no time is predicted.
+
+    None also if the cache no longer has the compiled program.
+    """
+    from meshwright.ledger import executions_in  # imported late: they load numpy
+    from meshwright.predict import NUM_SPANS, predicted_busy
+
+    if weighing.prediction is None:
+        return None
+    made = weighing.made_by
+    if not isinstance(made, Compilation):
+        return None if made.busy is None else lanes_of(made.busy)
+    try:
+        executions = executions_in(made.folder, made.compiled)
+    except (InputError, OSError):
+        return None
+    known = made.rates.calibration, made.rates.measured
+    return lanes_of(predicted_busy(executions, made.compiled, weighing.fleet, *known, num_spans=NUM_SPANS))
+
+
+def lanes_of(busy: Busy) -> Lanes | None:
+    """Return a lane of the device, and one of each kind of link it uses; None for a step without work."""
+    from meshwright.predict import TRACKS
+
+    rows = {stream: _by_class(named) for stream, named in busy.shares.items()}
+    waits = rows.get("wait", {})
+    device = rows.get("compute", {}) | waits
+    if not device:
+        return None
+    device[GAPS] = tuple(max(0.0, 1 - sum(shares)) for shares in zip(*device.values(), strict=True))
+    links = {TRACKS[stream]: rows[stream] for stream in ("inside", "between") if stream in rows}
+    named = {"computing, or waiting for messages": device, **links}
+    colours = colours_of([name for rows in named.values() for name in rows])
+    lanes: list[Lane] = []
+    for name, shares in named.items():
+        order = sorted(shares, key=lambda key: (key == GAPS, -sum(shares[key])))
+        awaited = waits if shares is device else ()
+        columns = _columns({key: shares[key] for key in order}, busy.seconds, colours, awaited)
+        lanes.append(Lane(name=name, columns=tuple(columns)))
+    ends = second_ticks(0, busy.seconds, MOST_TICKS)
+    return Lanes(
+        label="one step from its beginning to its end",
+        lanes=tuple(lanes),
+        ticks=(
+            *((place / busy.seconds, words) for place, words in ends if place < LAST_TICK * busy.seconds),
+            (1.0, format_seconds(busy.seconds)),
+        ),
+        colours=tuple(
+            (colours[name], name) for name in colours if any(name in rows for rows in named.values())
+        )
+        + (((FREE, "link not used"),) if links else ()),
+    )
+
+
+def _by_class(named: Mapping[str, tuple[float, ...]]) -> _Rows:
+    """Return the shares with those of one collective over several axes added up."""
+    rows: _Rows = {}
+    for name, shares in named.items():
+        key = name.partition("[")[0]
+        rows[key] = tuple(map(sum, zip(rows[key], shares, strict=True))) if key in rows else shares
+    return rows
+
+
+def _columns(
+    rows: _Rows, seconds: float, colours: Mapping[str, str], awaited: Collection[str]
+) -> Iterator[Column]:
+    """Yield a column for each run of spans that hardly differ, with the mean of their shares."""
+    spans = list(zip(*rows.values(), strict=True))
+    begin = 0
+    for end in range(1, len(spans) + 1):
+        if end < len(spans) and all(
+            abs(a - b) < ALIKE for a, b in zip(spans[begin], spans[end], strict=True)
+        ):
+            continue
+        means = [sum(shares) / (end - begin) for shares in zip(*spans[begin:end], strict=True)]
+        parts = [(name, share) for name, share in zip(rows, means, strict=True) if share >= LEAST_DRAWN]
+        if parts:
+            first, last = begin / len(spans), end / len(spans)
+            words = ", ".join(
+                f"{'waiting for ' if name in awaited else ''}{name} {100 * share:.0f} %"
+                for name, share in parts
+                if share >= LEAST_NAMED
+            )
+            between = (
+                f"{format_seconds(first * seconds) if begin else '0'} to {format_seconds(last * seconds)}"
+            )
+            yield Column(
+                begin=first,
+                end=last,
+                parts=tuple((colours[name], share) for name, share in parts),
+                words=f"{between}: {words or 'hardly anything'}",
+            )
+        begin = end

@@ -1,0 +1,314 @@
+"""Find this process's place among the processes of a run, join them, leave them, and note end signals.
+
+The place is read from the environment, where the launcher has left it. This needs no jax. `join` then makes
+this process one of the run's, through `jax.distributed.initialize`.
+
+A scheduler's variables alone do not show that there are several processes. An interactive allocation has them
+too, and JAX would wait there for processes that nobody starts. So a place is returned only if the step or job
+to which this process belongs has more than one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.subprocesses import IS_LINUX, end_with_parent
+
+from ._coordination import ALONE, Alone, Heartbeat, Peers
+
+# `meshwright train --processes N` sets these for its children. Any other launcher may set them too.
+COORDINATOR = "MESHWRIGHT_COORDINATOR"  # HOST:PORT of process 0
+NUM_PROCESSES = "MESHWRIGHT_NUM_PROCESSES"
+INDEX = "MESHWRIGHT_PROCESS"  # from 0
+PARENT = "MESHWRIGHT_PARENT"  # process id of the parent; when the parent ends, so must this process
+JAX_COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # jax reads it itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of one process: `index` of `count`.
+
+    `launcher`: the program that started it. `coordinator`: "host:port" of process 0. If `index`, `count` or
+    `coordinator` is None, jax's own detection finds it.
+    """
+
+    launcher: str
+    index: int | None = None
+    count: int | None = None
+    coordinator: str | None = None
+
+
+def place_in(environment: Mapping[str, str]) -> Place | None:
+    """Return the place of this process among several; None if it is alone.
+
+    Raises:
+        InputError: the environment's description is incomplete or invalid, or does not name the first host.
+    """
+    if given := [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name in environment]:
+        return _place_of_launcher(environment, given)
+    if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
+        return Place(launcher="Slurm")
+    if _number(environment, "OMPI_COMM_WORLD_SIZE") > 1:
+        return _open_mpi(environment)
+    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
+        return Place(launcher="Kubernetes")
+    return None
+
+
+def _place_of_launcher(environment: Mapping[str, str], given: list[str]) -> Place:
+    """Return the place that Meshwright's own variables describe, of which those in `given` are set."""
+    absent = [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name not in given]
+    if absent:
+        raise InputError(
+            f"{given[0]} is set, and {' and '.join(absent)} is not",
+            hint=f"set all of {COORDINATOR}=HOST:PORT, {NUM_PROCESSES} and {INDEX}, or none",
+        )
+    coordinator = environment[COORDINATOR]
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(
+            f"{COORDINATOR}={coordinator!r} is not of the form HOST:PORT",
+            hint="name the host of process 0, and a port that is free there: node1:7717",
+        )
+    index, count = _number(environment, INDEX), _number(environment, NUM_PROCESSES)
+    if not 0 <= index < count:
+        raise InputError(
+            f"{INDEX}={environment[INDEX]} and {NUM_PROCESSES}={environment[NUM_PROCESSES]}",
+            hint=f"number the processes from 0 to {NUM_PROCESSES} - 1",
+        )
+    return Place(launcher="meshwright", index=index, count=count, coordinator=coordinator)
+
+
+def _open_mpi(environment: Mapping[str, str]) -> Place:
+    """Return Open MPI's place; before version 5 it states where it was started, and jax reads that."""
+    if "OMPI_MCA_orte_hnp_uri" in environment:
+        return Place(launcher="Open MPI")
+    if JAX_COORDINATOR not in environment:
+        raise InputError(
+            "Open MPI does not say on which host process 0 runs",
+            hint=f"mpirun -x {JAX_COORDINATOR}=HOST:PORT ..., HOST the first, PORT one that is free there",
+        )
+    index, count = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "SIZE"))
+    return Place(launcher="Open MPI", index=index, count=count, coordinator=environment[JAX_COORDINATOR])
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """Return the value of a variable; -1 if it is missing or not a number."""
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else -1
+
+
+HEARTBEAT_SECONDS = 30  # after which jax ends all processes if ours has not; jax's default is 100
+START_SECONDS = 300  # for all processes to arrive
+END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
+# Time limit of a collective on a CPU. Without it, a dead process among more than two is noticed only by jax's
+# heartbeat, which ends the others without a message of ours. The limit must leave time to draw a page: a
+# process that only draws a page must not be taken for dead.
+COLLECTIVE_SECONDS = 60
+COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
+JAX_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it itself
+_HEARTBEAT: list[Heartbeat] = []  # of this process, once it has joined others
+
+
+def join(place: Place) -> Alone:
+    """Wait for the other processes of the run, and join them before jax creates its devices.
+
+    Raises:
+        MeshwrightError: they do not arrive, or jax cannot find out who they are.
+    """
+    import jax
+
+    _end_with_parent()
+    _keep_stdout()
+    flags = os.environ.get("XLA_FLAGS", "")
+    if COLLECTIVE_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {COLLECTIVE_FLAG}={COLLECTIVE_SECONDS}".strip()
+    # Meshwright handles signals itself: jax's service would take over SIGTERM.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        coordinator, is_first = _coordinator(place)
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            coordinator_bind_address=_bind_address(place, coordinator) if is_first and coordinator else None,
+            num_processes=place.count,
+            process_id=place.index,
+            cluster_detection_method="deactivate" if place.count is not None else None,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=END_SECONDS,
+        )
+    except (RuntimeError, ValueError) as failed:  # jax raises both kinds
+        raise MeshwrightError(
+            f"the processes that {place.launcher} started could not connect to each other: {failed}",
+            hint="process 0 must be up and its address reachable; the page on training shows job files that "
+            "work. To train in this process alone, take the launcher's variables out of the environment",
+        ) from failed
+    peers = processes_of_this_run()
+    if peers.count > 1:
+        heartbeat = Heartbeat(_state().client, peers.index, peers.name)
+        heartbeat.start()
+        _HEARTBEAT.append(heartbeat)
+    return peers
+
+
+def _coordinator(place: Place) -> tuple[str | None, bool]:
+    """Return process 0's "host:port" (None if only jax knows it), and whether this is process 0."""
+    from jax._src.clusters import ClusterEnv  # not public; jax itself calls it to find missing values
+
+    given = place.coordinator or os.environ.get(JAX_COORDINATOR)
+    if place.count is not None:
+        return given, place.index == 0
+    missing = (None, None, None, None)
+    detected, _, index, _ = ClusterEnv.auto_detect_unset_distributed_params(given, *missing, START_SECONDS)
+    return (detected, True) if index == 0 else (given, False)
+
+
+def _bind_address(place: Place, coordinator: str) -> str | None:
+    """Return the address on which process 0 listens: the coordinator's alone, if it belongs to this host.
+
+    A JAX_COORDINATOR_BIND_ADDRESS that is set is returned as it is. None leaves the choice to jax, which
+    listens on all interfaces. This is so if the address belongs to an address translator or a service in
+    front of this host, or if the host's name resolves to its loopback, which no other host reaches. A port
+    that is taken is an error here: jax would end the process without a message.
+    """
+    given = os.environ.get(JAX_BIND)
+    host, _, port = (given or coordinator).rpartition(":")
+    host = host.strip("[]")
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM):
+            ip = ipaddress.ip_address(address[0])
+            if ip.is_loopback and host != "localhost" and str(ip) != host:
+                continue
+            if _can_listen(family, address):
+                return given or (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
+        _can_listen(socket.AF_INET, ("0.0.0.0", int(port)))
+    except socket.gaierror:  # jax reports it itself
+        return given
+    except OSError as refused:
+        name = f"{COORDINATOR}=HOST:PORT" if place.count is not None else "JAX_COORDINATOR_PORT=PORT"
+        raise MeshwrightError(
+            f"process 0 cannot listen on {host}:{port} for the other processes: {refused.strerror}",
+            hint=f"end the process that uses the port, or give all processes a free one: {name}",
+        ) from refused
+    return given
+
+
+def _can_listen(family: int, address: Any) -> bool:
+    """Listen on a port for a moment; return False if the address does not belong to this host."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections do not count
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as refused:
+            if refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                return False
+            raise
+    return True
+
+
+def leave(words: str, status: int) -> None:
+    """End this process before the run is over, and report the reason, in words, to the others.
+
+    It ends at once with `status`, because jax would wait for the others to end as well. Does nothing if the
+    run has one process.
+    """
+    if _HEARTBEAT:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _HEARTBEAT.pop().leave(words, status)
+
+
+def await_verdict() -> None:
+    """Wait while the end of another process may be the cause of an error in this one; that ends it in words.
+
+    Call this before an unforeseen error is shown: a collective that lost a peer fails in many ways. Does
+    nothing if the run has one process.
+    """
+    if _HEARTBEAT:
+        _HEARTBEAT[0].await_verdict()
+
+
+def over() -> None:
+    """Stop watching the other processes: the run is over for all of them, successfully or not."""
+    if _HEARTBEAT:
+        _HEARTBEAT[0].stop()
+
+
+def processes_of_this_run() -> Alone:
+    """Return this process's place among those that jax has joined; `Alone` if it has joined none."""
+    if "jax" not in sys.modules:
+        return ALONE
+    state = _state()
+    return ALONE if state.client is None else _peers(state.client, state.process_id, state.num_processes)
+
+
+def _state() -> Any:
+    """Return jax's state of the joined processes: not public, but the only way to the coordination service.
+
+    Other libraries use it too (Orbax's `multihost.get_jax_distributed_client`).
+    """
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+@functools.cache
+def _peers(client: Any, index: int, count: int) -> Alone:
+    return Peers(client, index, count) if count > 1 else ALONE
+
+
+def _keep_stdout() -> None:
+    """Keep stdout for Python's output, and send what else is written there, as by Gloo, to stderr."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", buffering=1, encoding="utf-8")
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, which may be killed before it can do so."""
+    if PARENT in os.environ and IS_LINUX:
+        end_with_parent(int(os.environ[PARENT]), signal.SIGKILL)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def noting_signals(on_signal: Callable[[int, list[int]], None]) -> Iterator[list[int]]:
+    """Yield the list of the end signals received so far; they end nothing during the block.
+
+    Only the main thread can handle signals: any other notes none, and the owner of the main thread decides.
+
+    Args:
+        on_signal: called in the signal's handler with its number and the signals before it.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        on_signal(number, noted)
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

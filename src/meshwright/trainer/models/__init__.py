@@ -1,0 +1,46 @@
+"""Define the reference models: pure functions over declared parameters (docs/adr/0001).
+
+A new kind of model is a subclass of `Model` in a module of its own, and one line of `MODELS`.
+Imports: `config`, `sharding`, jax. Used by: `step`, `training`.
+"""
+
+from __future__ import annotations
+
+from meshwright import config as _config
+
+from ._base_model import RESIDUAL as RESIDUAL
+from ._base_model import Context as Context
+from ._base_model import Model as Model
+from ._base_model import Outcome as Outcome
+from ._base_model import Parameter as Parameter
+from ._base_model import initial_parameters as initial_parameters
+from ._base_model import is_parameter as is_parameter
+from ._base_model import with_adapters as with_adapters
+from .quantised import CODES as CODES
+from .quantised import SCALES as SCALES
+from .quantised import dequantised_array as dequantised_array
+from .quantised import matrix_of as matrix_of
+from .quantised import quantised_declarations as quantised_declarations
+from .quantised import quantised_parameters as quantised_parameters
+from .quantised import quantised_part as quantised_part
+from .small import Cruncher, LeNet, Linear, ResNet
+from .transformer import Transformer
+
+MODELS: dict[type[_config.ModelKind], type[Model]] = {
+    _config.LinearModel: Linear,
+    _config.CruncherModel: Cruncher,
+    _config.LeNetModel: LeNet,
+    _config.ResNetModel: ResNet,
+    _config.TransformerModel: Transformer,
+}
+"""The model of each kind of record."""
+
+
+def model_of(config: _config.ModelKind) -> Model:
+    """Return the model that the `model` section of a config describes.
+
+    >>> from meshwright.config import load_config
+    >>> model_of(load_config("linear").model).parameters()["weight"].dims
+    ('embed', 'one')
+    """
+    return MODELS[type(config)](config)

@@ -1,0 +1,135 @@
+"""Compute loss and gradients with the layers sharded over the mesh axis `stage`: a pipeline in one program.
+
+A stage holds one or several chunks of layers, which lie apart in the model. All stages run the same loops of
+ticks; `Ticks` says which chunk and microbatch each stage has. Between ticks a stage sends its result to its
+neighbour, and the last stage to the first where there are several chunks. Along `data` and `context` each
+device sums the gradients of its own tokens; the mean over both is taken once per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Key
+
+from meshwright.config import PipelineSchedule, Ticks
+from meshwright.sharding import axes_of, replica_axes
+from meshwright.trainer.models import Outcome
+
+from ._gradients import mean_over_parts, rows_spec
+from ._stage import AXIS, ContextOf, Stage, Staged, Totals
+
+Tree = Any
+_WHOLE = PartitionSpec()
+_TOTALS = Totals(_WHOLE, PartitionSpec(None, None, AXIS))  # of each chunk the stages' layers in order
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A model whose layers are sharded over stages.
+
+    `num_layers`: of the model; the parameters may have more, which are padding.
+    `num_chunks`: of layers on each stage. With several, the layers' parameters are [chunks, layers / chunks,
+    ...] and their second dim is sharded over the stages.
+    `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
+    `shardings`: the gradients' shardings, a tree of the parameters' structure.
+    `specs`: the parameters' PartitionSpecs over the stages, a tree of the same structure.
+    `formats`: those in which gradients are summed, a tree of the same structure.
+    """
+
+    model: Staged
+    schedule: PipelineSchedule
+    num_chunks: int
+    num_layers: int
+    context_of: ContextOf
+    shardings: Tree
+    specs: Tree
+    formats: Tree
+
+    def scaled_gradients(self, state: Tree, batch: Tree, key: Key[Array, ""]) -> tuple[Array, Outcome, Tree]:
+        """Return mean loss, outcome and mean gradient of a batch [microbatches, rows, ...], in float32.
+
+        The state's parameters may be in the compute format. Under fp16 the backward passes carry the gradient
+        times the state's loss scale.
+        """
+        scale = state["loss_scale"]["scale"] if "loss_scale" in state else jnp.float32(1)
+
+        def local(parameters: Tree, batch: Tree, key: Array, scale: Array) -> tuple[Totals, Tree]:
+            stage = self._stage(parameters, batch, jax.random.wrap_key_data(key))
+            totals, gradient = stage.gradients(scale)
+            totals = lax.pmean(totals, self.axes) if self.axes else totals
+            return totals, jax.tree.map(lambda g: g[None], gradient)
+
+        parts = jax.tree.map(lambda spec: PartitionSpec((*self.axes, *summed_axes(spec)), *spec), self.specs)
+        each = self._on_each_stage(local, (_WHOLE, _WHOLE), (_TOTALS, parts))
+        totals, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
+        gradient = mean_over_parts(gradient, self.shardings, jax.tree.map(summed_axes, self.specs))
+        if "loss_scale" in state:
+            gradient = jax.tree.map(lambda g: g / scale, gradient)
+        return totals.loss, Outcome({}, self._summary(totals)), gradient
+
+    def metrics(self, parameters: Tree, batch: Tree) -> dict[str, Array]:
+        """Return mean loss and metrics of a held-out batch [microbatches, rows, ...]."""
+
+        def local(parameters: Tree, batch: Tree) -> Totals:
+            totals = self._stage(parameters, batch, None).evaluate()
+            return lax.pmean(totals, self.axes) if self.axes else totals
+
+        totals = self._on_each_stage(local, (), _TOTALS)(parameters, batch)
+        return {"loss": totals.loss, **self._summary(totals)}
+
+    def _stage(self, parameters: Tree, batch: Tree, key: Key[Array, ""] | None) -> Stage:
+        """Return the work of the stage that this code runs on."""
+        layers = jax.tree.leaves(parameters["layers"])[0]
+        ticks = Ticks(
+            schedule=self.schedule,
+            num_stages=self.mesh.shape[AXIS],
+            num_microbatches=jax.tree.leaves(batch)[0].shape[0],
+            num_chunks=self.num_chunks,
+            num_layers=self.num_layers,
+            num_padded_layers=self.mesh.shape[AXIS]
+            * self.num_chunks
+            * layers.shape[int(self.num_chunks > 1)],
+        )
+        how = (self.context_of, self.shardings, self.formats)
+        return Stage(self.model, ticks, *how, parameters, batch, key)
+
+    def _summary(self, totals: Totals) -> dict[str, Array]:
+        figures = jax.tree.map(lambda x: x.reshape(x.shape[0], -1)[:, : self.num_layers], totals.figures)
+        return self.model.summarize(figures)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the shardings."""
+        return jax.tree.leaves(self.shardings)[0].mesh
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which each device sums the gradients of its own tokens."""
+        return replica_axes(self.mesh)
+
+    def _on_each_stage(self, local: Any, more_inputs: Any, outputs: Any) -> Any:
+        """Wrap `local` of parameters, batch and more to run on each stage of each part of the tokens."""
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(self.specs, rows_spec(self.axes), *more_inputs),
+            out_specs=outputs,
+            axis_names={AXIS, *self.axes},
+            check_vma=False,
+        )
+
+
+def over_stages(spec: PartitionSpec) -> PartitionSpec:
+    """Return a parameter's PartitionSpec in code that is manual along `stage` alone."""
+    return PartitionSpec(*(AXIS if AXIS in axes_of(axes) else None for axes in spec[:2]))
+
+
+def summed_axes(spec: PartitionSpec) -> tuple[str, ...]:
+    """Return the axes over which gradients of parameters are summed: `stage` for those on every stage."""
+    return () if AXIS in spec else (AXIS,)
