@@ -49,7 +49,7 @@ class CompileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """The collectives of a PyTorch step by phase, what the ranks that were run hold, and what modules cost."""
+    """The collectives of a PyTorch step by phase, what its ranks hold, and what its modules cost."""
 
     messages: tuple[RankMessage, ...]
     ranks: tuple[RankCount, ...]
