@@ -357,7 +357,7 @@ def fails(module, mesh):
             "Stack is not a configuration, and the number of tokens",
             "tell it: ",
         ),
-        ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides out"),
+        ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
