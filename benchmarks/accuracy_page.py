@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,15 +220,16 @@ def section_of_sealed(record: Record, name: str) -> list[str]:
 def section_of_tpus(record: Record, name: str) -> list[str]:
     """Return the lines of the section on TPUs: every row, and how blind its error is."""
     rows = with_blind_errors_of_tpus([row for row in record["row"] if "error" in row])
-    blind = spread([{**row, "error": row["blind_error"]} for row in rows])
-    kinds = " and ".join(counted(rows))
-    head = TPUS.format(count=len(rows), record=name, kind=kinds, figures=" | ".join(_percents(blind)))
-    lines = [*head.splitlines(), "", "| run | kind | chip | layout | measured | predicted | error | blind |"]
-    lines += ["|" + "---|" * 8]
+    several = [row for row in rows if row.get("slices", 1) > 1]
+    head = TPUS.format(count=len(rows) - len(several), several=len(several), record=name)
+    lines = [*head.splitlines(), *_groups_of_tpus(rows)]
+    lines += ["", "| run | kind | chip | layout | measured | predicted | error | blind |", "|" + "---|" * 8]
     for row in sorted(rows, key=lambda row: row["id"]):
         seconds = [f"{row[name]:.3g} s" for name in ("measured_seconds", "predicted_seconds")]
         errors = [f"{100 * row[name]:+.1f} %" for name in ("error", "blind_error")]
-        fleet = f"{row['num_devices']} x {row['chip']}"
+        slices = row.get("slices", 1)
+        fleet = f"{row['num_devices'] // slices} x {row['chip']}"
+        fleet = fleet if slices == 1 else f"{slices} slices of {fleet}"
         figures = " | ".join([*seconds, *errors])
         lines += [f"| {row['id']} | {kind_in(row)} | {fleet} | `{row['layout']}` | {figures} |"]
     lines += ["", "Not scored:", "", "| runs | why |", "|---|---|"]
@@ -236,17 +237,39 @@ def section_of_tpus(record: Record, name: str) -> list[str]:
     return [*lines, *(f"| 1 | {row['id']}: {row['failed']} |" for row in record["row"] if "failed" in row)]
 
 
+def _groups_of_tpus(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of errors on TPUs: of runs on one slice, and on several by either assumption."""
+    blind = [{**row, "error": row["blind_error"]} for row in rows]
+    one = [row for row in blind if row.get("slices", 1) == 1]
+    several = [row for row in blind if row.get("slices", 1) > 1]
+    waiting = [{**row, "error": _waiting_error(row)} for row in several]
+    yield from ("| kind | runs | of what | median error | nine of ten within | bias |", "|" + "---|" * 6)
+    for group, what in (
+        (one, "one slice, each run left out of the fit"),
+        (several, "several slices, by the rates of one; messages beside products, as for one slice"),
+        (waiting, "several slices, by the rates of one; messages waited for as our program waits"),
+    ):
+        if group:
+            kinds, figures = " and ".join(counted(group)), " | ".join(_percents(spread(group)))
+            yield f"| {kinds} | {len(group)} | {what} | {figures} |"
+
+
+def _waiting_error(row: dict[str, Any]) -> float:
+    """Return the error of our own program's time, with what it waits for messages."""
+    waits = -row.get("otherwise_seconds", {}).get(BESIDE_PRODUCTS, 0.0)
+    return float((row["predicted_seconds"] + waits) / row["measured_seconds"] - 1)
+
+
+BESIDE_PRODUCTS = "messages beside products"
 TPUS = """## TPUs
 
-{count} runs on one slice each (`benchmarks/records/{record}`, by
-`predict_published.py --tpus`). One sustained rate of each generation is fitted to its rows; an error is blind
-if all other rows of the generation set that rate (of v4, which has one row: the other generations). All are
-runs of MaxText, in tables of two of Google's repositories. [What is known for TPUs](tpus.md) says what was
-assumed of them.
+{count} runs on one slice and {several} on several (`benchmarks/records/{record}`, by
+`predict_published.py --tpus`). One sustained rate of each generation is fitted to its rows on one slice; an
+error is blind if all other such rows of the generation set that rate (of v4, which has one: the other
+generations). All are runs of MaxText, in tables of two of Google's repositories.
+[What is known for TPUs](tpus.md) says what was assumed of them.
 
-| kind | of what | median error | nine of ten within | bias |
-|---|---|---|---|---|
-| {kind} | each run left out of the fit | {figures} |"""
+"""
 SEALED_HEAD = """## Sealed
 
 All of these runs were predicted, and the predictions hashed, before anybody here had read what was measured

@@ -255,7 +255,7 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
         "inside_bytes_per_second": _rate(fleet.inside),
         "between_bytes_per_second": _rate(fleet.between),
         "domain": fleet.domain,
-        "num_domains": fleet.num_devices // fleet.chips_per_domain,
+        "num_domains": fleet.num_domains,
     }
 
 

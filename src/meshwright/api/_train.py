@@ -23,6 +23,7 @@ from meshwright.measure import doubt_calibration, measured_runs_for
 from meshwright.measure._reconciliation import Measurement, Reconciliation, first_steps
 from meshwright.measure._reconciliation import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
+from meshwright.registry import registered
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from meshwright.units import format_seconds
 
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
     from meshwright.config import Layout
     from meshwright.hardware import Fleet
     from meshwright.trainer.launch import Alone, Facts
-    from meshwright.trainer.loop import Event, FirstWeights, RunFolder, RunRequest, StepFlops
+    from meshwright.trainer.loop import Event, FirstParameters, RunFolder, RunRequest, StepFlops
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
 NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
 PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
+WEIGHTS = "meshwright.weights"  # the group in which rooms outside the core register formats of weights
 FIRST_PAGE_SECONDS = 5.0  # of steps before the first page: a run of seconds has only its last one
 REPORT_SECONDS = 30.0  # between pages: drawing one takes up to a second, so they cost about 2 %
 
@@ -129,9 +131,9 @@ def train(
         on_event = log = FolderLog(held, on_event)
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
-        from meshwright.trainer.loop import FirstWeights, check_resumed_state, devices_of
+        from meshwright.trainer.loop import check_resumed_state, devices_of
 
-        first = None if begin_from is None else FirstWeights(Path(begin_from), run)
+        first = None if begin_from is None else registered(WEIGHTS)["huggingface"](Path(begin_from), run)
         run, mesh = resolved(run, fleet := fleet_of(on))
         devices = devices_of(fleet, mesh)
         dataset = opened_data(peers, run, on_event)
@@ -259,12 +261,12 @@ def _config_to_train(
     return config_of(folder)
 
 
-def _documents(run: RunConfig, weighing: Weighing, first: FirstWeights | None) -> dict[str, str]:
+def _documents(run: RunConfig, weighing: Weighing, first: FirstParameters | None) -> dict[str, str]:
     """Return the texts that a run's folder holds from its beginning, by name."""
     return {
         "config.json": run.model_dump_json(indent=1),
         "weighing.json": json.dumps(weighing.to_dict(), indent=1),
-        **({} if first is None else {"base.json": first.base.as_json()}),
+        **({} if first is None else first.documents),
     }
 
 

@@ -102,6 +102,8 @@ class Compiled:
     fingerprint: str  # of the optimised program, without source positions
     # For TPUs: each device's place in its slice's torus (x, y, z, core), in the mesh's order; else empty.
     coordinates: tuple[tuple[int, ...], ...] = ()
+    # For several TPU slices: libtpu's number of each device, in the mesh's order; else empty.
+    device_ids: tuple[int, ...] = ()
     # The figures that change because this release of XLA lacks a requested option.
     without_options: tuple[str, ...] = ()
 

@@ -117,6 +117,7 @@ WITHOUT_MATMULS = frozenset((
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
     "GatherScatterIndicesBitpacked", "cu_lu_pivots_to_permutation",
     "PrepareAsyncCallStart", "PrepareAsyncCallDone",  # of a TPU v7x's messages: no operands but a token
+    "SliceId", "ZeroCrop",  # of several TPU slices: the number of one's own, and padding with zeros
 ))  # fmt: skip
 BLOCK_SCALED = "__cudnn$blockScaledDot"
 CALLS_TO_THE_HOST = frozenset(  # of `jax.debug.print`, `io_callback`, `pure_callback`

@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         num_matmul_parameters=None,
         tokens_per_step=None,
         sequence_length=None,
+        device_ids=_numbers_of_slices(chosen),
     )
     with _cache.writing_cache():
         record.save(made, texts)
@@ -152,7 +153,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     mesh = mesh_of(request.mesh_axes, devices)
     begin_phase(work, "tracing")
     with libraries_of_plugin(request.platform), _surroundings(request, devices):
-        step, arguments, keywords, facts = _program(request, mesh)
+        step, arguments, keywords, facts, mesh = _program(request, mesh)
+        check_mesh_of_slices(mesh, request.fleet)
         traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
     if request.function is not None:
@@ -192,6 +194,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         compile_seconds=seconds,
         fingerprint=fingerprint_of(texts[TEXTS[0]] if executable is None else executable.as_text()),
         coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
+        device_ids=_numbers_of_slices(mesh.devices.flat),
         **facts,
     )
     with _cache.writing_cache():
@@ -266,8 +269,34 @@ def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
 
 
-def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """Return the jitted step, its abstract arguments and keywords, and facts from the config."""
+def _numbers_of_slices(devices: Iterable[Any]) -> tuple[int, ...]:
+    """Return libtpu's numbers of devices that are in several TPU slices; nothing for any others."""
+    listed = list(devices)
+    slices = {getattr(device, "slice_index", 0) for device in listed}
+    return tuple(int(device.id) for device in listed) if len(slices) > 1 else ()
+
+
+def check_mesh_of_slices(mesh: Any, fleet: str) -> None:
+    """Raise if a mesh on several TPU slices is not in their order, or an axis lies unevenly over them.
+
+    Raises:
+        InputError: it is; libtpu's process would end, or the groups would be taken for those of other slices.
+    """
+    numbers = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
+    if numbers != sorted(numbers):
+        shown = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+        raise InputError(
+            f"the mesh {shown} of the program goes through the slices of {fleet} more than once",
+            hint="order its devices by slice, as jax.devices() lists them: the axis over the slices first",
+        )
+    from meshwright.config import Layout, check_slices
+    from meshwright.hardware import Fleet
+
+    check_slices(Fleet.parse(fleet), Layout(axes=tuple(mesh.shape_tuple)))
+
+
+def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]:
+    """Return the jitted step, its abstract arguments and keywords, facts from the config, and its mesh."""
     if request.config is not None:
         from meshwright.config import RunConfig
         from meshwright.trainer.step import build_step
@@ -282,14 +311,14 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
             "sequence_length": config.batch.sequence_length if config.model.takes == "sequences" else None,
             "mesh_axes": request.mesh_axes,
         }
-        return built.step, (built.state, built.batch), {}, facts
+        return built.step, (built.state, built.batch), {}, facts, mesh
     from ._foreign import foreign_program
 
     unknown: dict[str, Any] = dict.fromkeys(
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
     step, arguments, keywords, mesh = foreign_program(request, mesh)
-    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}
+    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}, mesh
 
 
 def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractContextManager[None]:

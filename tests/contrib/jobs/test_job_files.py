@@ -345,6 +345,8 @@ def test_every_gpu_has_a_file_or_words_that_say_why_not(kind, chip):
         ),
         ("slurm", {"fleet": "v5p-512"}, "no job file for Slurm: v5p comes in", "use the kind k8s"),
         ("k8s", {"fleet": "v3-32"}, "on v3-32: no label of such nodes", "v4, v5e, v5p"),
+        ("k8s", {"fleet": "2xv5e-16"}, "on 2xv5e-16: a Job cannot place its pods slice by slice", "JobSet"),
+        ("skypilot", {"fleet": "2xv5e-4"}, "the 2 hosts of 2xv5e-4: it mounts no volume", "use the kind k8s"),
         (
             "skypilot",
             {"fleet": "v5p-512"},

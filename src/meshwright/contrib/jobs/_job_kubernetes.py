@@ -204,11 +204,16 @@ def _resource_and_selector(fleet: Fleet) -> tuple[dict[str, int], dict[str, str]
     """Return the devices that a pod asks for, and the labels of the nodes that have them.
 
     Raises:
-        InputError: GKE has no such slices.
+        InputError: GKE has no such slices, or the fleet is several of them.
     """
     chip = fleet.chip
     if chip.slices is None:
         return {_GPU_RESOURCES[chip.platform]: fleet.chips_per_host}, {}
+    if fleet.num_domains > 1:
+        what = f"no job file for Kubernetes on {fleet.name}: a Job cannot place its pods slice by slice"
+        raise InputError(
+            what, hint="start `meshwright train` by a JobSet of one Job a slice (xpk makes such)"
+        )
     if chip.name not in _GKE_ACCELERATORS:
         what = f"no job file for Kubernetes on {fleet.name}: no label of such nodes is known here"
         raise InputError(what, hint=f"GKE's known ones are {', '.join(_GKE_ACCELERATORS)}")

@@ -1,6 +1,6 @@
 """Read the parameters of a checkpoint by their paths, as exports need them.
 
-Used by: `_huggingface_export` and `_peft`.
+Used by: `_export_model` and `_peft`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.trainer.checkpoint import Found, whole_array
 from meshwright.trainer.models import CODES, SCALES, dequantised_array
-
-from ._folder import Found
-from ._stored_arrays import whole_array
 
 HELD = 3  # arrays in host memory at once: queries, keys and values may lie side by side in theirs
 

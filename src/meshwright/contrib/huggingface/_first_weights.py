@@ -1,7 +1,7 @@
 """Begin a run from the weights of a Hugging Face model: safetensors files in a folder.
 
 Each process reads the parts that its own devices hold, from files that are mapped into memory.
-Used by: `_loop` and `api`.
+Used by: `train`, through the registry, and `_exports`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
 from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
-from meshwright.trainer.weights import Weight, WeightFiles, part_of, weights_of
+
+from ._weight_files import WeightFiles
+from ._weight_names import Weight, part_of, weights_of
 
 Tree = Any
 BLOCKS = ("layers", "dense_layers")  # a list of layers where they are unrolled
@@ -96,6 +98,11 @@ class FirstWeights:
         self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         self._files = WeightFiles(folder)
+
+    @property
+    def documents(self) -> dict[str, str]:
+        """The file of a run's folder that says what it began from, by its name."""
+        return {BASE: self.base.as_json()}
 
     def parameters(self, abstract: Tree) -> Tree:
         """Return the parameters as `abstract` (of `jax.ShapeDtypeStruct`) lays them out.

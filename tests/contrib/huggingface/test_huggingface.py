@@ -9,11 +9,16 @@ import pytest
 
 from meshwright.config import huggingface_of_model, load_config
 from meshwright.config._huggingface_config import run_of_huggingface
+from meshwright.contrib.huggingface import (
+    FirstWeights,
+    from_huggingface,
+    to_huggingface,
+    weights_of,
+    write_files,
+)
 from meshwright.errors import InputError
-from meshwright.trainer.loop import FirstWeights
 from meshwright.trainer.models import Transformer
 from meshwright.trainer.step import build_step
-from meshwright.trainer.weights import from_huggingface, to_huggingface, weights_of, write_files
 
 pytestmark = pytest.mark.quick
 

@@ -11,9 +11,10 @@ import pytest
 from meshwright import Session, train
 from meshwright.cli import main
 from meshwright.config import load_config
+from meshwright.contrib.huggingface import export_huggingface, export_peft
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.trainer.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright.trainer.checkpoint import checkpoint_of, restore
 from meshwright.trainer.models import Context, dequantised_array, model_of
 from meshwright.trainer.models.quantised import to_codes
 from meshwright.trainer.step import build_step, whole_parameters

@@ -6,7 +6,7 @@ several of our products in one array of its own (GPT-2, GPT-NeoX, Phi-3), their 
 matrices below each other, and each B in the rows of its own outputs. Its rank and alpha are as many times
 ours, which leaves the scale as it is.
 
-Used by: `cli`, and `_huggingface_export` to merge.
+Used by: `_exports`, and `_export_model` to merge.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 
 from meshwright.config import LoraConfig, RunConfig, TransformerModel, huggingface_of_model
 from meshwright.errors import InputError
-from meshwright.trainer.weights import Weight, joined_weight, places_of, weights_of, write_file
+from meshwright.trainer.checkpoint import Found, StoredArray
 
-from ._folder import Found
-from ._parameters import Parameters
-from ._stored_arrays import StoredArray
+from ._checkpoint_parameters import Parameters
+from ._weight_files import write_file
+from ._weight_names import Weight, joined_weight, places_of, weights_of
 
 SUFFIX = "_adapter"
 """Ends the name of an adapter among a block's parameters."""

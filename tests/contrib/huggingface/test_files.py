@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.contrib.huggingface import WeightFiles, write_files
 from meshwright.errors import InputError
-from meshwright.trainer.weights import WeightFiles, write_files
 
 ARRAYS = {"first": np.arange(6, dtype=np.float32).reshape(2, 3), "second": np.ones(4, np.float16)}
 

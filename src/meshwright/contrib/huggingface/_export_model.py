@@ -1,6 +1,6 @@
 """Write the parameters of a checkpoint as the folder of a Hugging Face model.
 
-Used by: `cli`.
+Used by: `_exports`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from meshwright.config import RunConfig, TransformerModel, huggingface_of_model
 from meshwright.errors import InputError
-from meshwright.trainer.weights import to_huggingface, weights_of, write_files
+from meshwright.trainer.checkpoint import Found, StoredArray
 
-from ._folder import Found
-from ._parameters import Parameters
+from ._checkpoint_parameters import Parameters
 from ._peft import Merged
-from ._stored_arrays import StoredArray
+from ._weight_files import write_files
+from ._weight_names import to_huggingface, weights_of
 
 
 def export_huggingface(found: Found, config: RunConfig, folder: Path) -> dict[str, StoredArray]:
