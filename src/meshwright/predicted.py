@@ -20,7 +20,7 @@ class Weighed(Protocol):
 
     @property
     def name(self) -> str:
-        """Of what was weighed."""
+        """The name of what was weighed."""
         ...
 
     @property

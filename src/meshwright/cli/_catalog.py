@@ -288,7 +288,7 @@ def init(
     commands = f"  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
     about = (
         f"A run to change, made from the preset {preset}. Keys that have a default may be left out:\n"
-        "docs/configuration.md lists the defaults and explains each key.\n"
+        "docs/reference/configuration.md lists the defaults and explains each key.\n"
         f"{commands}\n\n{preset_about(preset)}"
     )
     try:

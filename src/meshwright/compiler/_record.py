@@ -40,7 +40,7 @@ class CorruptFolder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One array argument of the program. The shape is global, the bytes are those of one device's shard."""
+    """One array argument of the program: its global shape, and the bytes of one device's shard."""
 
     path: str  # the compiler's name: "state['params']['embedding']"
     # parameters | optimizer_state | model_state | keys | step | batch; in a foreign step the argument's name
@@ -96,7 +96,8 @@ class Compiled:
     num_matmul_parameters: int | None  # None also if some parameters are frozen
     tokens_per_step: int | None
     sequence_length: int | None
-    # From the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
+    # Sums over the compiler's buffer assignment, as its memory_analysis has them: argument, output, alias,
+    # temp, and host_argument and so on. For TPUs the analysis itself, with peak_memory, where there is one.
     reported_bytes: dict[str, int]
     compile_seconds: float  # by the clock, trace to executable
     fingerprint: str  # of the optimised program, without source positions

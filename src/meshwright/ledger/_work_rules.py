@@ -127,7 +127,7 @@ OPCODES_WITHOUT_RULE = frozenset(("sort", "topk"))
 
 
 def work_of(computation: Computation, instruction: Instruction) -> MultiplyAdds | None:
-    """Return the multiply-adds of `instruction` itself, without what it calls; None where it has none.
+    """Return the multiply-adds of `instruction` itself, without computations that it calls; None if none.
 
     Sources: for dot and convolution, their definitions at https://openxla.org/xla/operation_semantics. For
     attention, Dao et al. 2022, arXiv 2205.14135: two matmuls forward, and five backward, of which one repeats

@@ -526,7 +526,7 @@ def _slices(walked: Walked) -> tuple[Slice, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """Repeated walks over one program. `walked`: as it is."""
+    """Repeated walks over one program. `walked` is the walk without changes."""
 
     walks: _Walks
     walked: Walked

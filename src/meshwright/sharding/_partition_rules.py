@@ -2,7 +2,7 @@
 
 A parameter declares the names of its dimensions, and an activation is pinned by the names of its dimensions.
 Tables in `config` map these names to mesh axes. Every matmul output must be pinned: otherwise the partitioner
-silently gathers whole activations or weights (docs/how-weighing-works.md).
+silently gathers whole activations or weights (docs/explanation/how-weighing-works.md).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Parameters(Mapping[tuple[str, ...], np.ndarray]):
         return self._unrolled and path[0] in ("layers", "dense_layers")
 
     def _name(self, path: tuple[str, ...], layer: int = 0) -> str:
-        """Return the name of an array in the checkpoint: that of one layer if each has arrays of its own."""
+        """Return an array's name in the checkpoint, for one layer if layers are stored separately."""
         return "/".join((path[0], str(layer), *path[1:]) if self._in_layers(path) else path)
 
     def __iter__(self) -> Iterator[Any]:

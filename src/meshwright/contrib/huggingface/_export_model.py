@@ -22,7 +22,7 @@ from ._weight_names import to_huggingface, weights_of
 
 
 def export_huggingface(found: Found, config: RunConfig, folder: Path) -> dict[str, StoredArray]:
-    """Write a checkpoint's parameters and the `config.json` that describes them; return the arrays of theirs.
+    """Write a checkpoint's parameters and their `config.json`; return the arrays written.
 
     The adapters of a run with `lora` are merged into its parameters.
 

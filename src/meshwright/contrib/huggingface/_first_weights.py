@@ -43,7 +43,7 @@ class Base:
 
 
 def base_of(run: Path) -> Base | None:
-    """Return what a run began from; None if it began from random parameters.
+    """Return the weights that a run began from; None if it began from random parameters.
 
     Raises:
         InputError: the file that says so cannot be read.
@@ -165,7 +165,7 @@ class FirstWeights:
 
 
 def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the shapes as they are with layers stacked in front."""
+    """Return the shapes with a leading dim for stacked layers."""
     stacked: dict[tuple[str, ...], tuple[int, ...]] = {}
     for path, shape in shapes.items():
         if path[0] in BLOCKS:

@@ -111,7 +111,7 @@ def _modules(weights: tuple[Weight, ...], model: TransformerModel, lora: LoraCon
 def _arrays(
     module: _Module, parameters: Mapping[Key, np.ndarray], model: TransformerModel
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield A and B of one product of theirs, for each layer."""
+    """Yield the matrices A and B of one product, as PEFT holds them, for each layer."""
     weight, chosen = module
     both = {path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen}
     rank = next(iter(both.values()))[1].shape[1]
@@ -132,7 +132,7 @@ def _arrays(
 
 
 def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
-    """Return the dims of a product's outputs: heads apart."""
+    """Return the output dims of a product, with heads as a dim of their own."""
     return {
         "query": (model.num_heads, model.head_dim),
         "key": (model.num_kv_heads, model.head_dim),

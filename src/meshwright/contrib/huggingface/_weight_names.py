@@ -32,7 +32,7 @@ TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One array of theirs, or one for each layer and expert.
+    """One array of a Hugging Face model, or one for each layer and expert.
 
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
@@ -151,7 +151,7 @@ _FUSED = {"self_attn.qkv_proj": ("attention", ("query", "key", "value")), **_FUS
 def _fused(
     model: TransformerModel, fused: Mapping[str, tuple[str, tuple[str, ...]]] = _FUSED
 ) -> Iterator[Weight]:
-    """Yield Llama's with several in one array: of Phi-3, queries, keys and values, and gate and up."""
+    """Yield Phi-3's weights: Llama's, with query, key and value fused into one array, and gate and up too."""
     apart = {("layers", group, name) for group, names in fused.values() for name in names}
     yield from (weight for weight in _llama(model) if weight.ours[0] not in apart)
     for name, (group, names) in fused.items():
@@ -160,7 +160,7 @@ def _fused(
 
 
 def _glm4(model: TransformerModel) -> Iterator[Weight]:
-    """Yield Llama's with gate and up in one array, and GLM-4's names of the four norms."""
+    """Yield GLM-4's weights: Llama's, with gate and up fused and other names for the four norms."""
     names = {
         "post_attention_layernorm": "post_self_attn_layernorm",
         "pre_feedforward_layernorm": "post_attention_layernorm",
@@ -313,7 +313,7 @@ def _gpt2(model: TransformerModel) -> Iterator[Weight]:
 def to_huggingface(
     weights: tuple[Weight, ...], parameters: Mapping[Path, Numbers]
 ) -> Iterator[tuple[str, Numbers]]:
-    """Yield each array of theirs with its name.
+    """Yield each array as a Hugging Face model holds it, with its name.
 
     Args:
         parameters: ours by path; those of layers stacked in front.
@@ -330,7 +330,7 @@ def from_huggingface(
     shapes: Mapping[Path, tuple[int, ...]],
     read: Callable[[str], Numbers],
 ) -> Iterator[tuple[Path, Numbers]]:
-    """Yield each parameter of ours with its path.
+    """Yield each of our parameters with its path.
 
     Args:
         shapes: those of ours, by path.
@@ -356,7 +356,7 @@ def part_of(
     path: Path,
     index: tuple[slice, ...],
 ) -> Numbers:
-    """Return a part of one parameter of ours, reading no other layers and experts than it needs.
+    """Return a part of one of our parameters, and read only the layers and experts that it needs.
 
     Args:
         shapes, read: as for `from_huggingface`.
@@ -414,7 +414,7 @@ def _side_by_side(rows: list[Numbers]) -> Numbers:
 def _divided(
     weight: Weight, array: Numbers, name: str, shapes: Mapping[Path, tuple[int, ...]]
 ) -> dict[Path, Numbers]:
-    """Return the pieces of an array of theirs, by our path, in our shapes."""
+    """Split a Hugging Face array into our parameters, by path and in our shapes."""
     num_stacked = sum(f"{{{field}}}" in weight.name for field in STACKED)
     ours = {path: shape[num_stacked:] for path, shape in shapes.items()}
     wanted = joined_weight(weight, [np.broadcast_to(np.int8(0), shape) for shape in ours.values()]).shape

@@ -86,5 +86,5 @@ def comments(*lines: str) -> list[str]:
 
 
 def attempt_numbers() -> str:
-    """Return the words over which a shell's loop goes for one attempt after the other."""
+    """Return the arguments of a shell's `for` loop over attempts."""
     return " ".join(map(str, range(1, ATTEMPTS + 1)))

@@ -106,7 +106,7 @@ def devices_of(fleet: Fleet, layout: Layout) -> Devices:
 
 
 def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
-    """Return the devices of process `place` on its host, as indices into the devices that it sees.
+    """Return the devices of local process `place`, as indices into the devices that it sees.
 
     A scheduler may show each process only its own devices. Then fewer devices are visible than the host has
     processes, and all visible devices belong to the process.
