@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshwright.config import Ticks
+from meshwright.eager import ModuleCount
 from meshwright.ledger import MemoryLedger
 from meshwright.planning import HandSum
 from meshwright.predict import AxisTraffic, hidden_share, traffic_by_axes
@@ -35,7 +36,7 @@ from ._model import (
     section,
     spaced,
 )
-from ._saved_facts import WeighingFacts
+from ._saved_facts import TorchFacts, WeighingFacts
 
 FLOP_CONVENTION = (
     "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "
@@ -62,7 +63,7 @@ def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection
         *_memory_sections(facts, on_page=on_page),
         *_flop_sections(facts, on_page=on_page),
         *_traffic_sections(facts, on_page=on_page),
-        *_rank_sections(facts),
+        *_rank_sections(facts, on_page=on_page),
     )
 
 
@@ -355,7 +356,7 @@ def _sent_words(parts: Sequence[tuple[AxisTraffic, int]], where: str) -> str:
     return f"{format_rate(total, 'B')} {where}{whole} ({listed})"
 
 
-def _rank_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
+def _rank_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return the collectives of a PyTorch step by phase, and the ranks that were run."""
     if facts.pytorch is None:
         return ()
@@ -388,7 +389,32 @@ def _rank_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     return (
         *section("Collectives of one rank by phase", by_phase if rows else None),
         *section("Ranks that were run", ReportTable(columns=columns, rows=ranks, numbers=columns)),
+        *section("Modules of one rank, with all inside them", _module_table(facts.pytorch, on_page=on_page)),
     )
+
+
+def _module_table(pytorch: TorchFacts, *, on_page: bool) -> ReportTable | None:
+    """Return the modules that cost anything, the most expensive first; a terminal shows some."""
+
+    def cost(module: ModuleCount) -> tuple[int, int]:
+        return sum(module.flops_by_phase.values()), module.saved_activation_bytes
+
+    costly = sorted((each for each in pytorch.modules if any(cost(each))), key=cost, reverse=True)
+    rows = plain_rows(
+        (
+            each.scope or "the module itself",
+            each.kind,
+            format_count(each.num_parameters),
+            flop_words(each.flops_by_phase.get("forward", 0)),
+            flop_words(each.flops_by_phase.get("backward", 0)),
+            flop_words(each.flops_by_phase.get("recomputed", 0)),
+            format_bytes(each.saved_activation_bytes),
+        )
+        for each in costly[: None if on_page else MOST_MODULES]
+    )
+    numbers = ("parameters", "forward", "backward", "recomputed", "saved")
+    columns = ("module", "class", *numbers)
+    return ReportTable(columns=columns, rows=rows, numbers=numbers) if rows else None
 
 
 def fault_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:

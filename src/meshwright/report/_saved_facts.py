@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from meshwright.compiler import SIMULATED
 from meshwright.config import Ticks, TransformerModel
-from meshwright.eager import RankCount, RankMessage
+from meshwright.eager import ModuleCount, RankCount, RankMessage
 from meshwright.errors import InputError
 from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_text, reason
 from meshwright.json_records import read_record
@@ -49,10 +49,11 @@ class CompileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """The collectives of a PyTorch step by phase, and what the ranks that were run hold and do."""
+    """The collectives of a PyTorch step by phase, what its ranks hold, and what its modules cost."""
 
     messages: tuple[RankMessage, ...]
     ranks: tuple[RankCount, ...]
+    modules: tuple[ModuleCount, ...] = ()  # earlier versions had none
     by_inductor: bool = False  # of earlier versions never
 
 

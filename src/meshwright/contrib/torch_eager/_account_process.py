@@ -1,7 +1,7 @@
 """Call a user's function that makes a module in a process of its own, which the function may end or crash.
 
 `python -m meshwright.contrib.torch_eager._account_process PARENT_PID FOLDER` is that process for an account
-on a mesh; `torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases,
+on a mesh; `torch_as_jax` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases,
 and FOLDER/answer.json last. torch is imported there alone.
 """
 
@@ -79,7 +79,7 @@ def account_named(
         function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
     )
     answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), function, on_phase)
-    return EagerAccount.from_json(answer["account"])
+    return EagerAccount.from_json(text_in(answer, "account"))
 
 
 def answer_apart(
@@ -160,6 +160,21 @@ def _answer(function: str, status: int, folder: Path) -> Any:
     )
 
 
+def text_in(answer: Mapping[str, Any], part: str) -> str:
+    """Return the text of a part of an answer.
+
+    Raises:
+        InputError: there is none: the user's code has changed the answer.
+    """
+    text = answer.get(part)
+    if not isinstance(text, str):
+        raise InputError(
+            f"the answer of the function's process has no {part}",
+            hint="let the function, and what it calls, write and delete only files of its own",
+        )
+    return text
+
+
 def serve(
     parent: int,
     folder: Path,
@@ -181,7 +196,7 @@ def serve(
 
 
 def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> dict[str, str]:
-    from ._account import parts_of_function, require_torch
+    from ._module_function import parts_of_function, require_torch
 
     on_phase("importing torch")
     require_torch()
