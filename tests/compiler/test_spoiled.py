@@ -155,12 +155,8 @@ def test_a_worker_whose_folder_is_gone_is_not_waited_for(spoil, request_for, mon
 def test_a_function_of_pytorch_that_changes_its_folder_is_told_so(spoil, why, monkeypatch):
     from meshwright.contrib.torch_eager import _account_process as _apart
 
-    class Ended:
-        returncode = 0
-
-    monkeypatch.setattr(_apart.subprocess, "Popen", lambda *words, **how: Ended())
-    monkeypatch.setattr(_apart, "end_session", lambda process: None)
-    monkeypatch.setattr(_apart, "_follow", lambda process, folder, *_: [spoil(folder), None][1])
+    monkeypatch.setattr(_apart, "start", lambda server, folder, *, said: folder)
+    monkeypatch.setattr(_apart, "wait", lambda folder, seconds, on_poll: [spoil(folder), 0][1])
     with pytest.raises(InputError, match=why):
         answer_apart("server", b"{}", "module:function", lambda phase: None)
 
