@@ -41,8 +41,7 @@ from meshwright.subprocesses import (
 )
 
 from . import _cache
-from ._find_function import TakesNoMesh
-from ._record import Compiled, Declared, Request
+from ._record import Compiled, Declared, Request, TakesNoMesh
 
 NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0

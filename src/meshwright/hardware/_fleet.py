@@ -76,6 +76,11 @@ class Fleet:
         return "rack" if self.chips_per_domain > self.chips_per_host else "host"
 
     @property
+    def num_domains(self) -> int:
+        """How many fast domains the devices fill."""
+        return self.num_devices // self.chips_per_domain
+
+    @property
     def inside(self) -> Link | None:
         """The link inside a fast domain."""
         return self.chip.inside

@@ -18,7 +18,6 @@ from meshwright.config import RunConfig
 from meshwright.errors import InputError
 
 from ._configured import Configured, is_configuration
-from ._jax_step import jax_step
 from ._program import Program
 
 ENTRY_POINTS = "meshwright.programs"
@@ -49,17 +48,18 @@ def _is_function(words: Sequence[str]) -> bool:
     return len(words) == 1 and not is_configuration(words[0])
 
 
+def _function(words: Sequence[str], rules: str | Path | None = None) -> Program:
+    from ._jax_step import jax_step  # a configuration needs none of it
+
+    return jax_step(words[0], rules=rules)
+
+
 CONFIGURATION = Kind(
     what="a configuration",
     claims=lambda words: len(words) == 1 and is_configuration(words[0]),
     make=lambda words: Configured(words[0]),
 )
-FUNCTION = Kind(
-    what="a function",
-    claims=_is_function,
-    make=lambda words, rules=None: jax_step(words[0], rules=rules),
-    options=("rules",),
-)
+FUNCTION = Kind(what="a function", claims=_is_function, make=_function, options=("rules",))
 
 
 @cache

@@ -12,6 +12,7 @@ from meshwright.planned import Plan, Planned
 from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._costs import buffer_table, memory_bars
+from ._facts import WeighingFacts, facts_of
 from ._model import (
     Cards,
     Document,
@@ -31,7 +32,6 @@ from ._model import (
     share_of_peak,
     timeline_plot,
 )
-from ._saved_facts import WeighingFacts, facts_of
 from ._schedule_lanes import schedule_lanes
 from ._weighing import (
     LISTED,
