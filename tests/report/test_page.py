@@ -13,7 +13,6 @@ import pytest
 from meshwright.ledger import Finding
 from meshwright.measure._reconciliation import Reconciliation, Row
 from meshwright.report import page_of, write_report, write_sweep
-from meshwright.report._costs import FLOP_CONVENTION
 from meshwright.report._model import Document
 from meshwright.report._render import page as html_of
 from meshwright.report._run_files import read_run

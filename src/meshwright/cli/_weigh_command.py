@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from ._console import JsonFlag, answer, complete_config, phases, say_readings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Phase, Weighing
+    from meshwright.results import Changes, Phase, Weighing
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -176,14 +177,15 @@ def weigh(
         texts = tuple(renderable(each, verbose=verbose) for each in made)
         return texts if changes is None else (*texts, renderable(changes))
 
-    def fields() -> dict[str, Any]:
-        if all_calls:
-            return {"weighings": [each.to_dict() for each in made]}
-        return weighing.to_dict() | ({} if changes is None else changes.to_dict())
-
-    answer(as_json, fields() if as_json else None, page)
+    answer(as_json, _fields(made, changes, all_calls) if as_json else None, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _fields(made: Sequence[Weighing], changes: Changes | None, all_calls: bool) -> dict[str, Any]:
+    if all_calls:
+        return {"weighings": [each.to_dict() for each in made]}
+    return made[0].to_dict() | ({} if changes is None else changes.to_dict())
 
 
 def _answer_largest(

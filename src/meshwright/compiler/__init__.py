@@ -20,11 +20,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._cache import others_who_write as others_who_write
     from ._cache import write_cached as write_cached
     from ._cache import writing_cache as writing_cache
-    from ._compile_process import ANSWER as ANSWER
-    from ._compile_process import PID_FILE as PID_FILE
-    from ._compile_process import QUESTION as QUESTION
-    from ._compile_process import STATUS_FILE as STATUS_FILE
-    from ._compile_process import STDERR_FILE as STDERR_FILE
     from ._compile_process import compile_program as compile_program
     from ._compile_process import compiling_until as compiling_until
     from ._compile_process import declared_by as declared_by
@@ -50,8 +45,13 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._options import requested_options as requested_options
     from ._options import user_flags as user_flags
     from ._options import writing_results as writing_results
+    from ._record import ANSWER as ANSWER
+    from ._record import PID_FILE as PID_FILE
+    from ._record import QUESTION as QUESTION
     from ._record import SCHEMA as SCHEMA
     from ._record import SIMULATED as SIMULATED
+    from ._record import STATUS_FILE as STATUS_FILE
+    from ._record import STDERR_FILE as STDERR_FILE
     from ._record import TARGET_COMPILER as TARGET_COMPILER
     from ._record import TEXTS as TEXTS
     from ._record import Argument as Argument

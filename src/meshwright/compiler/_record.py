@@ -33,6 +33,8 @@ from ._options import user_flags
 
 SCHEMA = 1
 Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
+QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
+PID_FILE, STATUS_FILE, STDERR_FILE = "guard", "status", "stderr"  # in a worker's folder
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
 
 

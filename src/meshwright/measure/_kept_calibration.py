@@ -1,4 +1,4 @@
-"""Measure this machine in a separate process, keep its rates and the runs of each chip, and describe its host.
+"""Measure this machine in a process of its own, keep its rates and the runs of each chip, describe its host.
 
 The rates are a `Calibration`. They are kept in `cache_root()` until something puts them in doubt. Predictions
 use them, and the runs that `calibrate` was told of, which lie beside them. A run describes the host.

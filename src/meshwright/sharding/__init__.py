@@ -10,7 +10,6 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._errors import Surroundings as Surroundings
-    from ._errors import axes_of as axes_of
     from ._errors import does_not_divide as does_not_divide
     from ._errors import indivisible as indivisible
     from ._errors import sharding_error as sharding_error
@@ -18,6 +17,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._partition_rules import TABLE_ROWS as TABLE_ROWS
     from ._partition_rules import AnyMesh as AnyMesh
     from ._partition_rules import activation_spec as activation_spec
+    from ._partition_rules import axes_of as axes_of
     from ._partition_rules import axis_size as axis_size
     from ._partition_rules import batch_axes as batch_axes
     from ._partition_rules import gather as gather
