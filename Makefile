@@ -11,13 +11,14 @@ TOOLS := $(VENV)/.tools-$(TAG)
 # What the tests compare with: PyTorch, on the one Python for which a release is pinned. Elsewhere they say so.
 TORCH_LOCK := $(wildcard requirements/torch-py$(subst .,,$(basename $(TAG))).txt)
 TESTABLE := $(VENV)/.testable-$(TAG)
+SITE := $(VENV)/.site-$(TAG)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-SOURCES := src tests benchmarks examples
+SOURCES := src tests benchmarks examples docs/site
 # One worker more than cores, for tests wait for what they start; and 4 GiB of memory for each.
 WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
 	print(max(1, min(os.cpu_count() + 1, m >> 32)))')
 
-.PHONY: help demo demo-weigh test test-torch test-evidence test-again test-wide test-long lint types contract lock clean
+.PHONY: help demo demo-weigh test test-torch test-evidence test-again test-wide test-long lint types contract docs lock clean
 
 help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
@@ -31,6 +32,7 @@ help:
 	@echo 'make lint       ruff: rules and format; no module above 700 lines, no function above 60'
 	@echo 'make types      pyright, strict where jax is not imported'
 	@echo 'make contract   which package may import which'
+	@echo 'make docs       the site of docs/, with every link checked, in build/site'
 	@echo 'make lock       renew requirements/*py3*.txt, but those of torch, from pyproject.toml'
 	@echo 'make clean      remove the environment and everything that tools leave behind'
 	@echo 'With another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12'
@@ -44,7 +46,7 @@ demo-weigh: $(INSTALLED)
 # Free workers take tests from the end of another's list; a file's tests mostly stay together and share fixtures.
 TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30
 EVERY_TIME := not wide and not long and not gpu
-OF_TORCH := tests/torch_account tests/torch_program tests/weights tests/cli/test_account.py
+OF_TORCH := tests/torch_account tests/torch_program tests/contrib/huggingface $(wildcard src/meshwright/contrib/*torch*)
 
 test: $(TESTABLE)
 	$(TEST) -m '$(EVERY_TIME)' $(addprefix --ignore=,tests/benchmarks $(OF_TORCH))
@@ -75,6 +77,9 @@ types: $(TESTABLE)
 contract: $(TOOLS)
 	$(BIN)/lint-imports
 
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # Without hashes: an index may serve its own builds of the same versions. What runs has the versions that are tested.
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --python-version $$version --no-emit-index-url --no-header \
 	--python-platform x86_64-unknown-linux-gnu --extra nvidia --extra train --extra in-place
@@ -85,6 +90,8 @@ lock: $(INSTALLED)
 		$(COMPILE) --extra dev --extra programs pyproject.toml --output-file requirements/test-$$tag || exit 1; \
 		$(COMPILE) --constraint requirements/test-$$tag pyproject.toml --output-file requirements/$$tag || exit 1; \
 	done
+	version=3.11; $(COMPILE) --no-annotate --extra docs --constraint requirements/test-py311.txt \
+		--constraint requirements/torch-py311.txt pyproject.toml | grep -vxFf requirements/py311.txt >requirements/docs.txt
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
@@ -113,6 +120,12 @@ ifneq ($(TORCH_LOCK),)
 	$(PIP) install --requirement $(TORCH_LOCK)
 	$(PIP) check
 endif
+	@touch $@
+
+$(SITE): $(INSTALLED) requirements/docs.txt
+	@echo 'Installing what makes the site: 40 MB to download, once.'
+	$(PIP) install --no-deps --requirement requirements/docs.txt
+	$(PIP) check
 	@touch $@
 
 # Reached only where no such lock is in the repository.

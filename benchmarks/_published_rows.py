@@ -301,7 +301,7 @@ def chip_of(words: str) -> Chip:
 def _fleet(row: Row, precision: str) -> Fleet:
     chip = chip_of(row["accelerator"])
     if chip.platform == "tpu":
-        return _slice(row, chip)
+        return _slices(row, chip)
     if chip.platform != "cuda":
         raise InexpressibleError("no compiler for this chip without it, or not installed (TPU, AMD, others)")
     peaks = chip.peak_flops_per_second
@@ -323,16 +323,22 @@ def _fleet(row: Row, precision: str) -> Fleet:
 _SLICES = re.compile(r"\b(\d+) slice|\b(\d+)x v\d\w?-")
 
 
-def _slice(row: Row, chip: Chip) -> Fleet:
-    """Return the TPU slice of a row. A source of TPUs counts chips, and says how many slices they are."""
+def _slices(row: Row, chip: Chip) -> Fleet:
+    """Return the TPU slices of a row.
+
+    A source of TPUs counts chips, and says how many slices they are; where it says nothing, each replica of
+    data parallelism, which is what joins slices, is one.
+    """
     told = _SLICES.search(row["notes"])
-    slices = int(next(filter(None, told.groups()))) if told else 1
-    if slices > 1 or (_count(row, "dp") > 1 and "DP" in row["sharding"]):
-        raise InexpressibleError("several TPU slices: a fleet of ours is one")
+    count = int(next(filter(None, told.groups()))) if told else 1
+    if not told and "DP" in row["sharding"]:
+        count = _count(row, "dp")
     assert chip.slices is not None, "every TPU has slices"
     number = _number(row, "n_devices", "number of devices") * chip.slices.cores_per_chip_in_name
+    if number % count:
+        raise InexpressibleError("its chips are no whole slices")
     try:
-        return Fleet.parse(f"{chip.name}-{number}")
+        return Fleet.parse(f"{count}x{chip.name}-{number // count}")
     except InputError as unknown:
         raise InexpressibleError("no TPU slice of that size") from unknown
 
@@ -451,7 +457,8 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
             taken = f"{shared} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
             notes.append(f"{row['sharding']} taken as {taken}")
     elif re.search(r"fsdp|zero-?3|full_shard|hsdp", words):
-        fsdp = _count(row, "fsdp") if row["fsdp"] else replicas
+        over_slices = fleet.num_domains if "dp over dcn" in words else 1
+        fsdp = _count(row, "fsdp") if row["fsdp"] else replicas // over_slices
     if replicas % fsdp:
         raise InexpressibleError("its axes do not multiply to its devices")
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.

@@ -61,6 +61,7 @@ def predicted(row: Expressed) -> dict[str, Any]:
         "kind": kind_of(row.id),
         "chip": row.fleet.chip.name,
         "num_devices": row.fleet.num_devices,
+        **({"slices": row.fleet.num_domains} if row.fleet.domain == "slice" else {}),
         "scale": scale_of(row.fleet.num_devices),
         "layout": row.config.layout,
         "remat": row.config.remat,

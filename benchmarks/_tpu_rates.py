@@ -3,7 +3,7 @@
 Of each generation one figure is fitted, `sustained.GENERATION` in runs.toml, to the rows of its runs: the one
 with the least squares of logarithmic errors, since the median of two rows is any figure between them. A blind
 error is that of a row by all other rows of its generation; the only row of a generation is predicted with the
-median share of peak of the others.
+median share of peak of the others. Rows that are only seen, those of several slices, have no part in any fit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from _published_blind import FACTORS, seconds
+from _row_kinds import FITTED, kind_in
 
 from meshwright.hardware import find_chip
 from meshwright.predict._rate_files import runs
@@ -36,10 +37,15 @@ def fitted(rows: Sequence[Row]) -> float:
     return float(FACTORS[np.argmin((off**2).sum(axis=0))])
 
 
+def in_the_fit(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows to which rates are fitted."""
+    return [row for row in rows if kind_in(row) == FITTED]
+
+
 def fitted_shares(rows: Sequence[Row]) -> dict[str, float]:
     """Return the share of its peak that each generation sustains by its rows."""
     by_chip: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
+    for row in in_the_fit(rows):
         by_chip[row["chip"]].append(row)
     return {chip: share_of(chip) / fitted(own) for chip, own in sorted(by_chip.items())}
 
@@ -48,7 +54,7 @@ def with_blind_errors(rows: Sequence[Row]) -> list[Row]:
     """Return rows with `blind_error`, the error of a prediction in which the row had no part."""
     found = []
     for row in rows:
-        others = [other for other in rows if other["chip"] == row["chip"] and other is not row]
+        others = [other for other in in_the_fit(rows) if other["chip"] == row["chip"] and other is not row]
         if others:
             factor = fitted(others)
         else:
@@ -65,7 +71,7 @@ def interval_of(blind: Sequence[Row]) -> tuple[float, float]:
     A dozen rows have no quantiles of 5 and 95 %. The next row is one more draw than those that set the mean
     and the deviation, which widens the ends by the root of 1 + 1/n.
     """
-    logs = [-math.log1p(row["blind_error"]) for row in blind]
+    logs = [-math.log1p(row["blind_error"]) for row in in_the_fit(blind)]
     reach = NORMAL_95 * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs))
     middle = statistics.fmean(logs)
     return math.exp(middle - reach), math.exp(middle + reach)

@@ -1,11 +1,11 @@
-"""Write docs/accuracy.md and its picture from the newest records of predict_published.py.
+"""Write docs/results/accuracy.md and its picture from the newest records of predict_published.py.
 
 Run: python benchmarks/accuracy_page.py [--record FILE] [--sealed FILE] [--tpus FILE]. What was sealed and
 then opened stands first: by default every records/*seal*.toml, the newest before the others. Rows on TPUs
 have a section of their own, from the newest record of `predict_published.py --tpus`. The page says how far
 predicted step times are from published ones: by source, chip, layout, fleet and stack, with the worst rows,
-and which of them are sealed, seen or fitted. Only the history in `FITTED_HEAD` is written by hand; a new
-record and this command bring all figures up to date.
+and which of them are sealed, seen or fitted. A new record and this command bring all figures up to
+date; docs/dev/accuracy-history.md, by hand, says what was corrected when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-PAGE, PICTURE = ROOT / "docs" / "accuracy.md", "accuracy.svg"
+PAGE, PICTURE = ROOT / "docs" / "results" / "accuracy.md", "accuracy.svg"
 FEWEST = 3  # rows of a group that has a line of its own
 WORST = 10
 TICKS = (0.5, 0.71, 1, 1.41, 2, 4, 8)  # of measured / predicted
@@ -220,15 +220,16 @@ def section_of_sealed(record: Record, name: str) -> list[str]:
 def section_of_tpus(record: Record, name: str) -> list[str]:
     """Return the lines of the section on TPUs: every row, and how blind its error is."""
     rows = with_blind_errors_of_tpus([row for row in record["row"] if "error" in row])
-    blind = spread([{**row, "error": row["blind_error"]} for row in rows])
-    kinds = " and ".join(counted(rows))
-    head = TPUS.format(count=len(rows), record=name, kind=kinds, figures=" | ".join(_percents(blind)))
-    lines = [*head.splitlines(), "", "| run | kind | chip | layout | measured | predicted | error | blind |"]
-    lines += ["|" + "---|" * 8]
+    several = [row for row in rows if row.get("slices", 1) > 1]
+    head = TPUS.format(count=len(rows) - len(several), several=len(several), record=name)
+    lines = [*head.splitlines(), *_groups_of_tpus(rows)]
+    lines += ["", "| run | kind | chip | layout | measured | predicted | error | blind |", "|" + "---|" * 8]
     for row in sorted(rows, key=lambda row: row["id"]):
         seconds = [f"{row[name]:.3g} s" for name in ("measured_seconds", "predicted_seconds")]
         errors = [f"{100 * row[name]:+.1f} %" for name in ("error", "blind_error")]
-        fleet = f"{row['num_devices']} x {row['chip']}"
+        slices = row.get("slices", 1)
+        fleet = f"{row['num_devices'] // slices} x {row['chip']}"
+        fleet = fleet if slices == 1 else f"{slices} slices of {fleet}"
         figures = " | ".join([*seconds, *errors])
         lines += [f"| {row['id']} | {kind_in(row)} | {fleet} | `{row['layout']}` | {figures} |"]
     lines += ["", "Not scored:", "", "| runs | why |", "|---|---|"]
@@ -236,17 +237,39 @@ def section_of_tpus(record: Record, name: str) -> list[str]:
     return [*lines, *(f"| 1 | {row['id']}: {row['failed']} |" for row in record["row"] if "failed" in row)]
 
 
+def _groups_of_tpus(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of errors on TPUs: of runs on one slice, and on several by either assumption."""
+    blind = [{**row, "error": row["blind_error"]} for row in rows]
+    one = [row for row in blind if row.get("slices", 1) == 1]
+    several = [row for row in blind if row.get("slices", 1) > 1]
+    waiting = [{**row, "error": _waiting_error(row)} for row in several]
+    yield from ("| kind | runs | of what | median error | nine of ten within | bias |", "|" + "---|" * 6)
+    for group, what in (
+        (one, "one slice, each run left out of the fit"),
+        (several, "several slices, by the rates of one; messages beside products, as for one slice"),
+        (waiting, "several slices, by the rates of one; messages waited for as our program waits"),
+    ):
+        if group:
+            kinds, figures = " and ".join(counted(group)), " | ".join(_percents(spread(group)))
+            yield f"| {kinds} | {len(group)} | {what} | {figures} |"
+
+
+def _waiting_error(row: dict[str, Any]) -> float:
+    """Return the error of our own program's time, with what it waits for messages."""
+    waits = -row.get("otherwise_seconds", {}).get(BESIDE_PRODUCTS, 0.0)
+    return float((row["predicted_seconds"] + waits) / row["measured_seconds"] - 1)
+
+
+BESIDE_PRODUCTS = "messages beside products"
 TPUS = """## TPUs
 
-{count} runs on one slice each (`benchmarks/records/{record}`, by
-`predict_published.py --tpus`). One sustained rate of each generation is fitted to its rows; an error is blind
-if all other rows of the generation set that rate (of v4, which has one row: the other generations). All are
-runs of MaxText, in tables of two of Google's repositories. [What is known for TPUs](tpus.md) says what was
-assumed of them.
+{count} runs on one slice and {several} on several (`benchmarks/records/{record}`, by
+`predict_published.py --tpus`). One sustained rate of each generation is fitted to its rows on one slice; an
+error is blind if all other such rows of the generation set that rate (of v4, which has one: the other
+generations). All are runs of MaxText, in tables of two of Google's repositories.
+[What is known for TPUs](tpus.md) says what was assumed of them.
 
-| kind | of what | median error | nine of ten within | bias |
-|---|---|---|---|---|
-| {kind} | each run left out of the fit | {figures} |"""
+"""
 SEALED_HEAD = """## Sealed
 
 All of these runs were predicted, and the predictions hashed, before anybody here had read what was measured
@@ -303,48 +326,27 @@ def page(
 HEAD = """<!-- Written by benchmarks/accuracy_page.py; do not edit. -->
 # Accuracy
 
-Step times that others published, beside those that Meshwright predicts for the same runs. A row's measured
-time is no part of its prediction."""
+This page compares step times that others published with those that Meshwright predicts for the same runs. A
+row's measured time is no part of its prediction."""
 KINDS_OF_ROWS = """Three kinds of errors are kept apart, in every table of this page:
 
 * **sealed**: predicted, and the predictions hashed, before anybody here had read what was measured. This is
   what to expect of a run that nobody here has seen. A row is sealed once.
-* **seen**: what was measured had been read, and nothing was chosen by the error.
-* **fitted**: a constant, or the model of somebody's software, was chosen in sight of the error.
+* **seen**: the measurement was known, but nothing was chosen by the error.
+* **fitted**: the error was known when a constant, or the model of somebody's software, was chosen.
 
 `benchmarks/row_kinds.toml` says which rows are fitted and which are seen, since when and why."""
 FITTED_HEAD = """**What was fitted.** The lines below the sealed ones are of {count} runs, in the record
 `benchmarks/records/{record}`.
-What a row does not say is assumed by rules that rows share (`benchmarks/published_assumptions.toml`). Where
-software works otherwise than our program, its source decides what is added to the prediction
-(`benchmarks/_published_stacks.py`). Two shares are fitted to such runs: of what a chip sustains, the
-products of PyTorch without Transformer Engine reach 0.88, those of XLA of 2024 0.8 (docs/adr/0020). One of
-the lines leaves a source out of that fit. The models of others' software were corrected in sight of these
-errors, after a first score of these rows on 2026-11-23, whose median error was 10.6 % (nine of ten within
-43.6 %, 74 % of the intervals held). What was corrected: BLOOM's network as its authors measured it, the
-host's launches, all-reduces over `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit
-casts, messages beside products and no rematerialisation by default. On 2026-11-26 torchtitan's and Megatron
-Bridge's rows got the formats in which these sum gradients, and 27 rows of BLOOM were left out: they ran
-before its nodes were set up better, as its authors say. With them the line that leaves a source out was
-6.2 % and 19.8 % then, without 5.7 % and 20.0 %. Thirteen rows with `fsdp` beside `tensor` or `context` were
-then compiled again, for our own step had become faster there (docs/adr/0002). On 2026-11-27 llm.c's
-elementwise kernels and InternEvo's broadcasts of weights were counted by their sources, because those rows
-were among the worst. Of NCCL's two estimates of a broadcast's latency the smaller was taken, which fits
-them better. Before, that line was 5.6 % and 19.8 %. Two of MaxText's runs on H100 were added, which the
-records had lacked. On the same day V100s got the NVLinks that join them, as the source of the rows prints
-them, and OneFlow and Megatron-LM of 2021 the all-reduces of their own; these rows were among the worst too.
-Before, that line was 5.3 % and 18.2 %. Later that day all rows were compiled again, and predicted with ten
-figures of what the silicon sustains. Runs in fp16 of DeepSpeed and Megatron-LM sum gradients in fp16 since,
-as the code of both does: BLOOM's rows with few microbatches had shown that too much was reduced. With that,
-three sources of runs on A100 ask for the same sustained rate, 219 TFLOP/s, where 230 had stood. Before,
-that line was 4.7 % and 14.8 %. That evening, after the sealed score, what a chip sustains was no longer
-fitted: it is what such cards were measured to sustain. Attention by cuDNN on Hopper is as measured on an
-H100. Transformer Engine's kernels are counted in 16 bits too, and its products over `tensor` are priced in
-the pieces in which they run. JAX's frameworks gather weights in 16 bits where products are in 8. Before,
-that line was 4.6 % and 14.6 %. On 2026-11-28 all runs were compiled again by the present step: 4.2 % where
-4.0 stood. Worse by more than a point are bloom-062 (4.7 % became 7.9), mbridge-271 (12.6 to 15.0), dlperf-033
-(3.8 to 6.1), mlperf-046 (4.0 to 5.6), bloom-053 (3.7 to 5.2), bs1b3-023 (7.7 to 9.2) and bs1b3-014 (7.8 to
-8.9). Three runs of torchtune in pure bf16, which could not be expressed before, are seen."""
+
+* What a row does not say is assumed by rules that all rows share (`benchmarks/published_assumptions.toml`).
+* Where software works otherwise than our program, its source decides what is added to the prediction
+  (`benchmarks/_published_stacks.py`). These models of software were corrected in sight of the errors.
+* Two shares are fitted to the runs ([ADR 0020](../dev/adr/0020-a-chip-sustains-software-loses.md)): of what a
+  chip sustains, products of PyTorch without Transformer Engine reach 0.88, those of XLA of 2024 0.8. One of
+  the lines above leaves each source out of that fit.
+
+[The history of this page](../dev/accuracy-history.md) says what was corrected when, and by what error."""
 OWN_RUN = """## Add a run of your own
 
 Write what is known of it into a TOML file, and score it; several `[[run]]` may stand in one file.

@@ -174,7 +174,7 @@ FAULTS = (
         "training/test_recording.py",
     ),
     fault(
-        "trainer/weights/_weight_files.py",
+        "contrib/huggingface/_weight_files.py",
         "if end > size:",
         "if end > 2 * size:",
         "weights",

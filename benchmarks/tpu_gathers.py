@@ -1,7 +1,7 @@
 """Print how XLA compiles one gather of a matrix for slices of TPUs: as a gather, or as an all-reduce.
 
 Run: python benchmarks/tpu_gathers.py [SLICE ...] (default: eight slices). Needs libtpu, and no TPU.
-docs/tpus.md holds what it printed, and what follows.
+docs/results/tpus.md holds what it printed, and what follows.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PER_REPLICA = 32
 EPOCHS = {1: 4, 4: 7}  # a larger batch takes more passes over the data, and fewer steps
 CONFIG = {
     # The rate was chosen for a batch of 32. Four devices take 128 images a step and, by the square-root rule,
-    # twice the rate (docs/optimizers.md, "When devices are added").
+    # twice the rate (docs/explanation/optimizers.md, "When devices are added").
     "batch.sequences_per_replica": PER_REPLICA,
     "batch.base_sequences": PER_REPLICA,
     "schedule.scale": "sqrt",

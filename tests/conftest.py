@@ -142,6 +142,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     _calibration.write_cached(_calibration.path_of("CPU"), rates.to_json())
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what is no file of tests, such as users' scripts: `--doctest-modules` would import it."""
+    is_module = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if is_module else None
+
+
 def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = True
 

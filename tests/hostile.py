@@ -270,8 +270,7 @@ def safetensors(header: bytes, data: bytes) -> bytes:
 def weights(draw: Draw, folder: Path) -> Any:
     """The safetensors files of a model, perhaps with an index."""
     from meshwright.config import load_config
-    from meshwright.trainer.loop._weights import FirstWeights
-    from meshwright.trainer.weights import WeightFiles
+    from meshwright.contrib.huggingface import FirstWeights, WeightFiles
 
     outside = json.dumps({SECRET: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     (folder.parent / "secret.safetensors").write_bytes(safetensors(outside, bytes(8)))
@@ -559,9 +558,9 @@ RECONCILIATION = {
 def run(draw: Draw, folder: Path) -> Any:
     """What lies in a run's folder, as its page and its resumption read it."""
     from meshwright.config import load_config
-    from meshwright.report._results import run_page
+    from meshwright.contrib.huggingface import base_of
     from meshwright.report._run_files import read_run
-    from meshwright.trainer.loop import base_of
+    from meshwright.report._run_report import run_page
     from meshwright.trainer.loop._recording import metrics_of
     from meshwright.trainer.loop._run_folder import last_recorded_step
 

@@ -48,7 +48,7 @@ def traced(cache, tmp_path_factory):
             steps=6,
             folder=folder / "run",
             overrides=SMALL,
-            profile=folder / "trace",
+            session=mw.Session(profile=folder / "trace"),
         )
     return run, folder / "trace"
 
@@ -242,10 +242,22 @@ def test_kept_steps_that_cannot_be_read_stop_a_prediction_with_the_way_back():
 
 def test_a_run_too_short_to_trace_and_a_trace_that_cannot_be_written_are_refused(tmp_path):
     with pytest.raises(mw.InputError, match="a run of 4 steps is too short for a trace"):
-        mw.train("linear", on="1xCPU", steps=4, folder=tmp_path / "run", profile=tmp_path / "trace")
+        mw.train(
+            "linear",
+            on="1xCPU",
+            steps=4,
+            folder=tmp_path / "run",
+            session=mw.Session(profile=tmp_path / "trace"),
+        )
     (tmp_path / "file").write_text("")
     with pytest.raises(mw.InputError, match="cannot write a trace to"):
-        mw.train("linear", on="1xCPU", steps=6, folder=tmp_path / "run", profile=tmp_path / "file" / "trace")
+        mw.train(
+            "linear",
+            on="1xCPU",
+            steps=6,
+            folder=tmp_path / "run",
+            session=mw.Session(profile=tmp_path / "file" / "trace"),
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -262,7 +274,7 @@ def test_a_run_and_its_folder_give_the_same_comparison_and_the_history_holds_it_
 def test_training_adds_to_the_history(tmp_path):
     mw.train("linear", on="1xCPU", steps=3, folder=tmp_path / "run")
     assert {(row.run, row.steps) for row in history().rows} == {(str(tmp_path / "run"), 3)}
-    mw.train(on="1xCPU", steps=5, folder=tmp_path / "run", resume=True)
+    mw.train(on="1xCPU", steps=5, folder=tmp_path / "run", session=mw.Session(resume=True))
     assert {row.steps for row in history().rows} == {3, 5}
 
 

@@ -66,8 +66,7 @@ def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
     run = mw.train(
         "lenet-fashion",
         on=f"{devices}xCPU",
-        layout=f"data={devices}",
-        overrides=overrides(digits, devices),
+        overrides=[*overrides(digits, devices), f"layout=data={devices}"],
         folder=tmp_path / "run",
         on_event=look,
     )

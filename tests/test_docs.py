@@ -113,7 +113,9 @@ def run_command(command: Command, folder: Path) -> None:
 
 
 def test_the_pages_are_found():
-    assert {"README.md", "docs/getting-started.md", "docs/glossary.md"} <= {name_of(page) for page in PAGES}
+    assert {"README.md", "docs/tutorials/getting-started.md", "docs/reference/glossary.md"} <= {
+        name_of(page) for page in PAGES
+    }
     assert OURS
 
 

@@ -1,7 +1,5 @@
 """The Python face: what comes in, how results print, and what they can be written as."""
 
-import doctest
-import importlib
 import importlib.metadata
 import json
 from pathlib import Path
@@ -193,40 +191,3 @@ def test_a_torch_module_is_weighed_by_the_same_verb():
     with pytest.raises(mw.InputError, match="Linear is no program") as refused:
         mw.weigh(module, on="8xH100")
     assert "mw.torch_step(module, *inputs)" in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "meshwright",
-        "meshwright.api._explain",
-        "meshwright.api._train",
-        "meshwright.api._weigh",
-        "meshwright.hardware._chip",
-        "meshwright.hardware._fleet",
-        "meshwright.hardware._list_prices",
-        "meshwright.trainer.launch._job_files",
-        "meshwright.trainer.launch._yaml",
-        "meshwright.measure._reconciliation",
-        "meshwright.json_records",
-        "meshwright.errors",
-        "meshwright.units",
-        "meshwright.formats",
-        "meshwright.compiler._fingerprint",
-        "meshwright.config._section",
-        "meshwright.config._layout",
-        "meshwright.config._layout_checks",
-        "meshwright.config._load",
-        "meshwright.sharding._errors",
-        "meshwright.hlo._walks",
-        "meshwright.hlo._annotations",
-        "meshwright.hlo._text",
-        "meshwright.predict._prediction_records",
-        "meshwright.ledger._work_rules",
-        "meshwright.trainer.checkpoint._checkpoints",
-    ],
-)
-def test_the_examples_of_public_names_run(module):
-    tried = doctest.testmod(importlib.import_module(module))
-    assert tried.attempted
-    assert not tried.failed

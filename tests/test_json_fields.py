@@ -1,4 +1,4 @@
-"""docs/json.md names every field that `weigh --json` prints, and no other."""
+"""docs/reference/json.md names every field that `weigh --json` prints, and no other."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from meshwright.ledger import Collective, Finding, Ledger
 from meshwright.measure._reconciliation import Calibrated, CalibratedClass, CalibratedStep, History, PastRow
 from tests import commands
 
-PAGE = Path(__file__).parents[1] / "docs" / "json.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/json.md"
 
 
 def documented():
@@ -94,7 +94,7 @@ def names(record):
 
 
 def test_what_calibrate_prints_is_documented_with_the_command():
-    fields = fields_of("calibration.md", "`calibrate --json`:")
+    fields = fields_of("../how-to/calibration.md", "`calibrate --json`:")
     assert fields["steps[]"] == names(CalibratedStep)
     assert fields["classes[]"] == names(CalibratedClass)
     assert fields["rows[]"] == names(PastRow) | {"relative_error"}

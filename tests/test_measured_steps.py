@@ -1,4 +1,4 @@
-"""Steps that ran on one card, predicted today: what `docs/measured.md` says of them."""
+"""Steps that ran on one card, predicted today: what `docs/results/measured.md` says of them."""
 
 import pytest
 

@@ -26,7 +26,7 @@ def test_a_step_is_weighed_in_a_notebook_with_two_lines(tmp_path):
     lines = [line for cell in cells for line in "".join(cell["source"]).splitlines() if "mw" in line]
     assert lines == [
         "import meshwright as mw",
-        'print(mw.weigh(step, args=(state, batch), on="8xH100"))',
+        'print(mw.weigh(mw.jax_step(step, state, batch), on="8xH100"))',
     ]
     # A notebook's cells run in one namespace, where functions have no source file.
     done = subprocess.run(

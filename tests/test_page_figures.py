@@ -56,7 +56,11 @@ INTERVALS = {
 
 @pytest.mark.parametrize("what", INTERVALS)
 def test_the_table_of_intervals_has_those_that_are_used(what: str):
-    rows = [row for row in (ROOT / "docs/how-weighing-works.md").read_text().splitlines() if "|" in row]
+    rows = [
+        row
+        for row in (ROOT / "docs/explanation/how-weighing-works.md").read_text().splitlines()
+        if "|" in row
+    ]
     (row,) = [row for row in rows if row.startswith(f"| {what}")]
     assert row.split("|")[2].strip().startswith(ends(*INTERVALS[what]))
 
@@ -91,7 +95,7 @@ def torch_steps() -> tuple[str, ...]:
 
 def of_accuracy(*kinds: str) -> tuple[str, ...]:
     """Median error, nine of ten, and intervals that hold, by the page that a program makes of the records."""
-    lines = (ROOT / "docs/accuracy.md").read_text().replace("*", "").splitlines()
+    lines = (ROOT / "docs/results/accuracy.md").read_text().replace("*", "").splitlines()
     rows = [line.split("|") for line in lines if line.startswith(tuple(f"| {kind} |" for kind in kinds))]
     cells = [[cell.strip().removesuffix(" %") for cell in row] for row in rows[:2]]
     return cells[0][4], cells[0][5], next(row[7] for row in cells if row[7])
@@ -104,44 +108,48 @@ def narrowest_of_factors() -> tuple[str, str]:
 
 FIGURES: list[tuple[str, str, Callable[[], tuple[str, ...]]]] = [
     (
-        "docs/how-weighing-works.md",
+        "docs/explanation/how-weighing-works.md",
         r"(\d+) TFLOP/s on a V100, (\d+) on an A100, (\d+) on an H100",
         lambda: (tera("v100"), tera("a100_sxm"), tera("h100_sxm")),
     ),
     (
-        "docs/how-weighing-works.md",
+        "docs/explanation/how-weighing-works.md",
         r"by itself is faster: (\d+) TFLOP/s",
         lambda: (f"{runs()['alone']['hopper']['flops_per_second'] / 1e12:.0f}",),
     ),
     (
-        "docs/how-weighing-works.md",
+        "docs/explanation/how-weighing-works.md",
         r"Eager PyTorch in a fleet reaches ([\d.]+) of it",
         lambda: (str(runs()["shared"]["eager_products_share"]),),
     ),
     (
-        "docs/how-weighing-works.md",
+        "docs/explanation/how-weighing-works.md",
         r"without a sustained figure, the tables' rate is multiplied by ([\d.]+\d)",
         lambda: (str(runs()["shared"]["factor_without_sustained"]),),
     ),
     (
-        "docs/how-weighing-works.md",
+        "docs/explanation/how-weighing-works.md",
         r"sustains (\d+) % less than the median one",
         lambda: (f"{100 - 100 * runs()['shared']['slowest_share']:.0f}",),
     ),
-    ("docs/tpus.md", r"(\d+) % \(v4\), (\d+) % \(v5e\), (\d+) % \(v5p\) and (\d+) % \(v6e\)", tpu_shares),
-    ("docs/calibration.md", r"never narrower than ([+-]\d+) to ([+-]\d+) %", narrowest_of_factors),
     (
-        "docs/pytorch.md",
+        "docs/results/tpus.md",
+        r"(\d+) % \(v4\), (\d+) % \(v5e\), (\d+) % \(v5p\) and (\d+) % \(v6e\)",
+        tpu_shares,
+    ),
+    ("docs/how-to/calibration.md", r"never narrower than ([+-]\d+) to ([+-]\d+) %", narrowest_of_factors),
+    (
+        "docs/how-to/pytorch.md",
         r"An operation takes the host (\d+) us",
         lambda: (f"{runs()['shared']['eager_launch_seconds'] * 1e6:.0f}",),
     ),
     (
-        "docs/pytorch.md",
+        "docs/how-to/pytorch.md",
         r"The printed interval, ([-+]\d+ to [-+]\d+ %) on an H100 and ([-+]\d+ to [-+]\d+ %) on an A100",
         lambda: (ends("hopper", "eager"), ends("a100", "eager")),
     ),
     (
-        "docs/pytorch.md",
+        "docs/how-to/pytorch.md",
         r"The median error is ([\d.]+) %, nine of ten are within .*? contains (\d+) of the (\d+)",
         torch_steps,
     ),
@@ -156,7 +164,7 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[str, ...]]]] = [
         lambda: of_accuracy("fitted"),
     ),
     (
-        "docs/planning.md",
+        "docs/how-to/planning.md",
         r"64 devices have (\d+) ways to be divided over six axes",
         lambda: (str(space_of(load_config("llama3-8b"), Fleet.parse("64xH100")).num_layouts),),
     ),
@@ -176,7 +184,8 @@ def test_chips_that_pages_name_have_the_memory_that_they_show():
     shown = re.findall(
         r"on (\d+x[A-Z0-9-]+), layout .*?\n(?:FITS|DOES NOT FIT): \S+ GiB of ([\d.]+) GiB",
         "\n".join(
-            (ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md", "docs/programs.md")
+            (ROOT / page).read_text()
+            for page in ("README.md", "docs/tutorials/getting-started.md", "docs/how-to/programs.md")
         ),
     )
     assert shown

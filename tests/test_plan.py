@@ -78,7 +78,7 @@ def test_its_json_has_every_candidate_in_order(made):
 
 
 def test_every_field_of_its_json_is_documented_and_every_documented_field_is_there(made):
-    page = (Path(__file__).parents[1] / "docs/planning.md").read_text().partition("## JSON")[2]
+    page = (Path(__file__).parents[1] / "docs/how-to/planning.md").read_text().partition("## JSON")[2]
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     documented = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     fields = made.to_dict()

@@ -11,7 +11,7 @@ import pytest
 import meshwright
 from tests import commands
 
-PRIMER = Path(__file__).parents[1] / "docs/primer"
+PRIMER = Path(__file__).parents[1] / "docs/tutorials/primer"
 # The sections of the documents, by their names: functions, headings, or topics.
 SECTIONS = {
     "lecture notes": """

@@ -116,7 +116,7 @@ ON_EIGHT_DEVICES = {
 def test_every_program_is_counted_and_documented():
     names = {path.stem for path in PROGRAMS.glob("*.py")}
     assert names == COUNTS.keys()
-    page = (PROGRAMS.parents[1] / "docs" / "programs.md").read_text()
+    page = (PROGRAMS.parents[1] / "docs/how-to/programs.md").read_text()
     for name in names:
         (command,) = COMMAND.findall((PROGRAMS / f"{name}.py").read_text())
         assert f"`meshwright weigh {command}`" in page
@@ -146,7 +146,7 @@ def test_a_program_weighs_by_its_command_as_counted_by_hand(name, monkeypatch, f
 @pytest.mark.wide
 def test_what_the_page_prints_is_what_the_command_prints(monkeypatch, forked_workers):
     monkeypatch.chdir(PROGRAMS.parents[1])
-    page = Path("docs/programs.md").read_text()
+    page = Path("docs/how-to/programs.md").read_text()
     (shown,) = re.findall(r"^```console\n(examples/.*?)^```$", page, re.M | re.S)
     assert str(weighed_as_said("nnx_language_model")).startswith(shown)
 

@@ -6,10 +6,12 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
@@ -22,7 +24,7 @@ def name_of(path: Path) -> str:
 def files_of_the_project() -> Iterator[Path]:
     """What is kept in git, found without git so that an unpacked archive can be tested too."""
     yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
-    for folder in (".ci", "benchmarks", "docs", "examples", "requirements", "src", "tests"):
+    for folder in (".ci", ".github", "benchmarks", "docs", "examples", "requirements", "src", "tests"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
@@ -66,13 +68,50 @@ def test_what_is_installed_beside_a_lock_repeats_nothing_of_it():
     assert not beside.keys() & pinned(ROOT / "requirements/test-py311.txt").keys()
 
 
+def test_what_makes_the_site_repeats_nothing_that_runs_and_has_the_versions_of_what_tests():
+    site = pinned(ROOT / "requirements/docs.txt")
+    assert {"mkdocs-material", "mkdocstrings-python"} <= site.keys()
+    assert not site.keys() & pinned(ROOT / "requirements/py311.txt").keys()
+    for lock in ("test-py311.txt", "test-py312.txt", "test-py313.txt", "torch-py311.txt"):
+        others = pinned(ROOT / "requirements" / lock)
+        assert {name: others[name] for name in site.keys() & others.keys()}.items() <= site.items()
+
+
+def test_what_github_runs_are_targets_of_make_on_pythons_with_a_lock():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    gate = yaml.safe_load((ROOT / ".github/workflows/gate.yml").read_text())
+    rows = gate["jobs"]["make"]["strategy"]["matrix"]["include"]
+    wide = yaml.safe_load((ROOT / ".github/workflows/wide.yml").read_text())
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    commands = [step["run"] for step in wide["jobs"]["make"]["steps"] if "run" in step]
+    called = {target for row in rows for target in row["targets"].split()}
+    named = called | {word.removeprefix("make ") for word in [*commands, *(hook["entry"] for hook in hooks)]}
+    assert named <= targets
+    # What .ci/run calls, so that both gates are one.
+    own = re.findall(r"^ *\(?(?:for .* do )?run (?:\$\w+|0) ([a-z -]+)", (ROOT / ".ci/run").read_text(), re.M)
+    assert called == {target for targets in own for target in targets.split()}
+    locks = {f"3.{lock.stem.removeprefix('py3')}" for lock in (ROOT / "requirements").glob("py3*.txt")}
+    assert {row["python"] for row in rows} == locks
+
+
+def test_one_version_is_named():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == version
+
+
+def test_the_changelog_says_a_version_on_one_screen():
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1:]
+    assert all(len(section.splitlines()) <= 50 for section in sections)
+
+
 def test_no_file_installs_meshwright_from_an_index():
     """It is on none, and a stranger may call something so. `extras.py` has the words that work."""
     wrong = re.compile(r"pip3? install[^\n`]*['\" ]meshwright\b|\bmeshwright\[")
     found = [
         f"{name_of(path)}: {match[0]}"
         for path in files_of_the_project()
-        if path.suffix in (".md", ".py", ".toml") and path not in (Path(__file__), ROOT / "docs/LOG.md")
+        if path.suffix in (".md", ".py", ".toml") and path not in (Path(__file__), ROOT / "docs/dev/LOG.md")
         for match in wrong.finditer(path.read_text())
     ]
     assert not found

@@ -513,7 +513,7 @@ def test_an_optimizer_of_pytorch_ends_the_script_before_it_steps(tmp_path, forke
     command = script(tmp_path, text)
     with pytest.raises(mw.InputError, match=r"an optimizer of torch\.optim steps at") as error:
         mw.weigh(mw.script(*command), on="8xH100")
-    assert "docs/pytorch.md" in error.value.hint
+    assert "docs/how-to/pytorch.md" in error.value.hint
 
 
 TORCH = """

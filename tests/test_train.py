@@ -47,7 +47,7 @@ def test_the_first_steps_are_compared_before_the_run_is_over(tmp_path):
 
 def test_a_run_is_resumed_from_its_folder_alone(run, tmp_path):
     folder = shutil.copytree(run.folder, tmp_path / "run")
-    longer = mw.train(folder=folder, resume=True, on="1xCPU", steps=10)
+    longer = mw.train(folder=folder, on="1xCPU", steps=10, session=mw.Session(resume=True))
     assert longer.measurement.resumed_from == 8
     assert list(longer.measurement.losses) == list(range(1, 11))
     assert longer.weighing.config == run.weighing.config
@@ -143,10 +143,10 @@ def test_what_is_missing_is_said(tmp_path):
         mw.train()
     assert "meshwright presets" in error.value.hint
     with pytest.raises(InputError, match="nothing to resume: 'linear' is not the folder of a run") as error:
-        mw.train("linear", resume=True)
+        mw.train("linear", session=mw.Session(resume=True))
     assert "runs/NAME --resume" in error.value.hint
     with pytest.raises(InputError, match=r"is not a run: config\.json cannot be read"):
-        mw.train(folder=tmp_path, resume=True, on="1xCPU")
+        mw.train(folder=tmp_path, on="1xCPU", session=mw.Session(resume=True))
 
 
 def test_a_run_that_stops_has_its_report(tmp_path):
@@ -175,7 +175,13 @@ def test_a_run_that_another_process_writes_is_left_alone(run, tmp_path):
     try:
         before = (folder / "config.json").read_bytes()
         with pytest.raises(InputError, match="are being written by process"):
-            mw.train(folder=folder, resume=True, on="1xCPU", steps=20, overrides=["faults.bad_step=skip"])
+            mw.train(
+                folder=folder,
+                on="1xCPU",
+                steps=20,
+                overrides=["faults.bad_step=skip"],
+                session=mw.Session(resume=True),
+            )
     finally:
         holder.close()
     assert (folder / "config.json").read_bytes() == before
@@ -219,9 +225,9 @@ def test_a_refused_resume_changes_nothing_and_the_hint_works(run, tmp_path):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for refused in ("seed=5", "optimizer.momentum=0.9"):  # of another run; with another state
         with pytest.raises(InputError):
-            mw.train(folder=folder, resume=True, on="1xCPU", steps=9, overrides=[refused])
+            mw.train(folder=folder, on="1xCPU", steps=9, overrides=[refused], session=mw.Session(resume=True))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    again = mw.train(folder=folder, resume=True, on="1xCPU", steps=9)
+    again = mw.train(folder=folder, on="1xCPU", steps=9, session=mw.Session(resume=True))
     assert again.measurement.resumed_from == 8
 
 
@@ -229,19 +235,19 @@ def test_checkpoints_that_exist_are_used_whatever_the_setting(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run.folder, folder)
     off = ["checkpoint.every_steps=none"]
-    longer = mw.train(folder=folder, resume=True, on="1xCPU", steps=10, overrides=off)
+    longer = mw.train(folder=folder, on="1xCPU", steps=10, overrides=off, session=mw.Session(resume=True))
     assert longer.measurement.resumed_from == 8
     assert list(longer.measurement.losses) == list(range(1, 11))
     with pytest.raises(InputError, match="resuming would discard steps 9 to 10"):
-        mw.train(folder=folder, resume=True, on="1xCPU", steps=12)
-    again = mw.train(folder=folder, resume=True, on="1xCPU", steps=12, discard_steps=True)
+        mw.train(folder=folder, on="1xCPU", steps=12, session=mw.Session(resume=True))
+    again = mw.train(folder=folder, on="1xCPU", steps=12, session=mw.Session(resume=True, discard_steps=True))
     assert again.measurement.resumed_from == 8
     assert list(again.measurement.losses) == list(range(1, 13))
 
 
 def test_a_run_is_resumed_by_its_folder_alone(tmp_path):
     mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run", overrides=["checkpoint.every_steps=2"])
-    resumed = mw.train(str(tmp_path / "run"), on="1xCPU", steps=4, resume=True)
+    resumed = mw.train(str(tmp_path / "run"), on="1xCPU", steps=4, session=mw.Session(resume=True))
     assert resumed.folder == tmp_path / "run"
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("finished after") == 2, "a log lies in the folder, and is continued"

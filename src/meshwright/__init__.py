@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .api._plan import plan_fleets as plan_fleets
     from .api._reconcile import reconcile as reconcile
     from .api._sweep import sweep as sweep
+    from .api._train import Session as Session
     from .api._train import train as train
     from .api._weigh import weigh as weigh
     from .compiler import KernelCall as KernelCall

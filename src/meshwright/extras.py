@@ -1,4 +1,4 @@
-"""Say how to install what an extra brings, and check that it is there. These words stand nowhere else.
+"""Say how to install an extra's packages, and check that they are there. No other module words this.
 
 Meshwright is on no package index: to ask one for its name would bring whatever a stranger calls so. What
 works is an installation from a clone, in the folder that holds its pyproject.toml.
@@ -22,6 +22,7 @@ PURPOSES = {
     "torch": "weigh and account PyTorch modules",
     "tokenizers": "read a tokenizer.json",
     "parquet": "read Parquet files",
+    "jobs": "write job files for Kubernetes and SkyPilot",
     "prices": "refresh list prices",
     "programs": "run examples/programs",
 }

@@ -1,4 +1,4 @@
-"""Read a record from the JSON text that Meshwright wrote, and refuse any other text in words.
+"""Read a record from the JSON text that Meshwright wrote, and explain why other text is refused.
 
 Imports: `errors`, `files`, and pydantic when a text is read. Used by: all packages that keep records.
 """

@@ -57,14 +57,14 @@ class Planned:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Bytes of one device that the program reserves and that are needed beside it; None if it failed."""
+        """Bytes of one device that the program reserves, plus the allowance; None if it failed."""
         if self.reserved_bytes is None or self.allowance_bytes is None:
             return None
         return self.reserved_bytes + self.allowance_bytes
 
     @property
     def fits(self) -> bool | None:
-        """True if a device has what is needed, as `weigh` counts it; None if it failed or is not known."""
+        """True if the memory suffices, as `weigh` counts it; None if it failed or is not known."""
         if self.needed_bytes is None or self.usable_bytes is None:
             return None
         return self.needed_bytes <= self.usable_bytes
@@ -176,7 +176,7 @@ class Plan(Shown):
         return tuple(front)
 
     def is_tie(self, candidate: Planned) -> bool:
-        """Return whether a candidate's interval overlaps that of the winner."""
+        """Return whether a candidate's interval overlaps the winner's."""
         winner = self.winner
         if winner is None or winner.step_seconds is None or candidate.step_seconds is None:
             return False
@@ -221,7 +221,7 @@ class Plan(Shown):
         return commented_toml(run, about="\n".join(about), changed_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --json` prints; docs/planning.md explains its fields."""
+        """Return the object that `plan --json` prints; docs/how-to/planning.md explains its fields."""
         winner = self.winner
         return {
             "schema": PLAN_SCHEMA,
@@ -299,7 +299,7 @@ class FleetPlans(Shown):
         return any(plan.interrupted for plan in self.plans)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --fleets --json` prints; docs/planning.md explains its fields."""
+        """Return the object that `plan --fleets --json` prints (docs/how-to/planning.md)."""
         fastest, cheapest = self.fastest, self.cheapest
         return {
             "schema": PLAN_SCHEMA,

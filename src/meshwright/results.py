@@ -236,7 +236,7 @@ class Weighing(Shown):
         write_result(Path(path), json.dumps(self.trace()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `weigh --json` prints; docs/json.md explains its fields.
+        """Return the object that `weigh --json` prints; docs/reference/json.md explains its fields.
 
         A PyTorch step lacks the fields that only a compiled program has, and has `pytorch`.
         """
@@ -283,7 +283,7 @@ class Weighing(Shown):
         }
 
     def _eager_fields(self) -> dict[str, Any]:
-        """Return the fields that only a PyTorch step has; docs/pytorch.md explains `pytorch`."""
+        """Return the fields that only a PyTorch step has; docs/how-to/pytorch.md explains `pytorch`."""
         account = self.account
         return {
             "num_parameters": account.num_parameters,

@@ -116,7 +116,7 @@ def from_child(path: Path, *, errors: str = "strict") -> str | None:
 
 
 def spoiled(path: Path, why: str) -> InputError:
-    """Return the error for what a child's code has deleted or overwritten in its working folder."""
+    """Return the error for files that a child's code deleted or overwrote in its working folder."""
     return InputError(
         f"the code that was run has changed {path}, through which its process answers: {why}",
         hint=f"let it write and delete only files of its own below {tempfile.gettempdir()}",

@@ -89,16 +89,23 @@ def test_the_picture_has_every_row(record):
 
 def test_rows_on_tpus_have_a_section_and_a_blind_error_by_the_others_of_their_generation(record):
     rows = [row("maxtext", n, error, chip="v5e") for n, error in ((1, 0.1), (2, 0.1), (3, 0.0))]
+    rows = [{**each, "kind": "fitted", "slices": 1} for each in rows]
+    waits = {"slices": 4, "num_devices": 32, "otherwise_seconds": {"messages beside products": -0.05}}
+    rows.append({**row("maxtext", 4, -0.1, chip="v5e"), "kind": "seen", **waits})
     rows = [{**each, "software": "", "products": 1.0} for each in rows]
     tpus = {
         "row": [*rows, {"id": "tpurec-001", "failed": "RESOURCE_EXHAUSTED"}],
-        "inexpressible": {"several TPU slices: a fleet of ours is one": 25},
+        "inexpressible": {"mixture of experts": 25},
     }
     text = page(record, "today.toml", tpus, "tpus.toml")
-    assert "3 runs on one slice each (`benchmarks/records/tpus.toml`" in text
+    assert "3 runs on one slice and 1 on several (`benchmarks/records/tpus.toml`" in text
     # By the first two, products take 1 / 1.1 of the time that the third is predicted with.
     assert "| maxtext-003 | fitted | 8 x v5e | `fsdp=8` | 1 s | 1 s | +0.0 % | -9.0 % |" in text
-    assert "| 25 | several TPU slices: a fleet of ours is one |" in text
+    assert "| 25 | mixture of experts |" in text
+    several = "several slices, by the rates of one; messages"
+    assert f"| seen | 1 | {several} beside products, as for one slice | 15.4 %" in text  # by the fit
+    assert f"| seen | 1 | {several} waited for as our program waits | 5.0 %" in text
+    assert "| maxtext-004 | seen | 4 slices of 8 x v5e |" in text
     assert "| 1 | tpurec-001: RESOURCE_EXHAUSTED |" in text
     assert "| 33 | a TPU |" not in text
     assert "are of 13 runs, in the record" in text, "the figures at the top are those of GPUs"

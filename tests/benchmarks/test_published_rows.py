@@ -97,6 +97,26 @@ def test_a_state_in_bf16_is_the_runs():
     assert (state.parameters, state.moments, state.rounding) == ("bf16", "bf16", "nearest")
 
 
+@pytest.mark.parametrize(
+    ("change", "fleet", "layout"),
+    [
+        ({"notes": "2 slice(s) of v5e-32", "dp": "2", "fsdp": "32"}, "2xv5e-32", "data=2,fsdp=32"),
+        (
+            {"notes": "2x v5e-32", "dp": "2", "fsdp": "", "sharding": "FSDP, DP over DCN"},
+            "2xv5e-32",
+            "data=2,fsdp=32",
+        ),
+        ({"notes": "", "dp": "4", "fsdp": "16", "sharding": "FSDP (+DP)"}, "4xv5e-16", "data=4,fsdp=16"),
+        ({"notes": "2 slices, fsdp over both", "dp": "", "fsdp": "64"}, "2xv5e-32", "fsdp=64"),
+        ({"notes": "1 slice(s) of v5e-64", "dp": "1", "fsdp": "64"}, "v5e-64", "fsdp=64"),
+    ],
+)
+def test_a_row_on_several_slices_is_a_fleet_of_them(change, fleet, layout):
+    row = {**LLAMA, "accelerator": "TPU v5e (16GB)", "n_devices": "64", "id": "maxtext-002", **change}
+    expressed = express(row)
+    assert (expressed.fleet.name, expressed.config.layout) == (fleet, layout)
+
+
 def test_one_gather_and_one_reduction_become_fsdp_inside_nodes():
     row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64"}
     assert express(row).config.layout == "data=8,fsdp=8"
@@ -123,8 +143,8 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"params_b": "70"}, "do not give the stated number of parameters"),
         ({"accelerator": "Abacus"}, "the catalog has no chip 'Abacus'"),
         ({"accelerator": "TPU v3-32 (16GB/core)"}, "the catalog has no chip 'TPU v3-32'"),
-        ({"accelerator": "TPU v5e (16GB)", "notes": "2 slice(s) of v5e-256"}, "several TPU slices"),
         ({"accelerator": "TPU v5e (16GB)", "n_devices": "24"}, "no TPU slice of that size"),
+        ({"accelerator": "TPU v5e (16GB)", "notes": "3 slice(s) of v5e-256"}, "no whole slices"),
         ({"accelerator": "V100-32GB-SXM2"}, "the chip has no bf16"),
         ({"n_devices": "8", "fsdp": "", "sharding": "DDP"}, "state does not fit"),
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),

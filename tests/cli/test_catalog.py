@@ -41,7 +41,15 @@ def test_one_chip_shows_its_figures_sources_and_doubts(meshwright):
     text = meshwright("fleets", "a100").output
     for word in ("A100-80GB", "NVIDIA A100", "312 TFLOP/s", "79.1 GiB", "chips per host", "https://"):
         assert word in text
-    assert "sources disagree, or it varies" in meshwright("fleets", "v5e").output
+    assert "sources disagree, or it varies" in meshwright("fleets", "v4").output
+
+
+def test_a_chip_of_slices_says_how_several_are_written(meshwright):
+    assert "4xv5e-256  " in meshwright("fleets").output
+    text = " ".join(meshwright("fleets", "v5e").output.split())
+    assert "16x16; several of one shape: 4xv5e-256" in text
+    assert "DCN, 3.12 GB/s" in text
+    assert "several" not in meshwright("fleets", "v3").output
 
 
 def test_a_target_of_published_figures_is_marked_and_shown_with_its_figures_and_sources(meshwright):

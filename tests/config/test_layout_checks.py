@@ -9,6 +9,7 @@ from meshwright.config import (
     Ticks,
     check_layout,
     check_precision,
+    check_slices,
     load_config,
     resolve_batch,
     ticks_of,
@@ -349,3 +350,37 @@ def test_a_stage_holds_whole_groups_of_blocks_of_which_some_are_repeated(num_lay
     check_layout(run(8), layout)
     with pytest.raises(InputError, match=rf"remat = 'full-every-2' has groups of 2 .*a chunk has {held} "):
         check_layout(run(num_layers), layout)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "layout"),
+    [
+        ("2xv5e-256", "data=2,fsdp=256"),
+        ("2xv5e-256", "fsdp=512"),  # each group has two halves
+        ("4xv5e-256", "data=8,fsdp=16,tensor=8"),
+        ("3xv5e-16", "stage=3,fsdp=16"),
+        ("3xv5e-16", "data=6,tensor=8"),
+        ("2xv5e-16", "tensor=32"),
+        ("v5e-256", "data=4,fsdp=64"),
+        ("6xH100", "data=2,fsdp=3"),
+        ("48xH100", "data=2,fsdp=24"),  # NCCL joins what it likes
+    ],
+)
+def test_layouts_whose_groups_lie_alike_in_slices_pass(fleet: str, layout: str):
+    check_slices(Fleet.parse(fleet), Layout.parse(layout))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "layout", "message", "hint"),
+    [
+        ("3xv5e-16", "data=2,fsdp=24", "groups of fsdp=24 straddle slices of 16", "use fsdp=16, which stays"),
+        ("3xv5e-16", "data=4,fsdp=4,tensor=3", "groups of tensor=3 straddle", "use tensor=2 or 4"),
+        ("3xv5e-256", "data=4,fsdp=192", "groups of fsdp=192 straddle slices of 256", "fsdp=128 or 256"),
+        ("3xv5e-16", "fsdp=4,data=3,tensor=4", "groups of data=3 straddle", "use data=2 or 4"),
+    ],
+)
+def test_groups_that_straddle_slices_are_named(fleet: str, layout: str, message: str, hint: str):
+    with pytest.raises(InputError) as refused:
+        check_slices(Fleet.parse(fleet), Layout.parse(layout))
+    assert message in refused.value.message
+    assert hint in refused.value.hint

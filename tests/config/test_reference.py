@@ -21,7 +21,7 @@ from meshwright.config import (
 from meshwright.config._load import known_keys, names_elsewhere, variants
 from meshwright.errors import InputError
 
-PAGE = Path(__file__).parents[2] / "docs/configuration.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/configuration.md"
 DOCS = key_docs()
 
 # Keys with an equivalent here, as each program writes them; what has none (logging, profiling) is left out.

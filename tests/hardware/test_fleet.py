@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.hardware import CATALOG, Fleet, find_chip, fleet_reading
+from meshwright.hardware import CATALOG, Fleet, find_chip, fleet_reading, topology_arguments
 
 SLICES = [
     f"{name}-{math.prod(map(int, shape.split('x'))) * chip.slices.cores_per_chip_in_name}"
@@ -14,6 +14,9 @@ SLICES = [
     for name in (chip.name, *chip.aliases)
     for shape in chip.slices.shapes
 ]
+several = st.builds(
+    "{}x{}".format, st.integers(1, 40), st.sampled_from([name for name in SLICES if name[:2] != "v3"])
+).filter(lambda text: "TPU-v3" not in text)
 counted = st.builds(
     "{}x{}x{}".format,
     st.integers(1, 600),
@@ -67,6 +70,52 @@ def test_a_slice_is_read_as_google_names_it(text: str, topology: str, hosts: int
 
 
 @pytest.mark.parametrize(
+    ("text", "name", "slices", "devices"),
+    [
+        ("4xv5e-256", "4xv5e-256", 4, 1024),
+        ("16 x v5litepod-256", "16xv5e-256", 16, 4096),
+        ("2xv5p-128", "2xv5p-128", 2, 128),
+        ("3xTrillium-256", "3xv6e-256", 3, 768),
+        ("2xtpu7x-128", "2xv7x-128", 2, 256),
+        ("8xv5e-1", "8xv5e-1", 8, 8),
+        ("1xv5e-256", "v5e-256", 1, 256),
+    ],
+)
+def test_several_slices_are_a_count_and_a_slice(text: str, name: str, slices: int, devices: int):
+    fleet = Fleet.parse(text)
+    assert (fleet.name, fleet.num_domains, fleet.num_devices) == (name, slices, devices)
+    one = Fleet.parse(name.partition("x")[2] if slices > 1 else name)
+    assert fleet.chips_per_domain == one.num_devices
+    assert fleet.num_hosts == slices * one.num_hosts
+    assert (fleet.topology, fleet.domain) == (one.topology, "slice")
+    arguments = topology_arguments(fleet)
+    assert arguments.pop("num_slices", 1) == slices
+    assert arguments == topology_arguments(one)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("2x4xv5e-256", "several TPU slices are one count and one slice", "write 8xv5e-256"),
+        ("4xv5e", "a count of chips does not determine it", "several of them: 2xv5e-256"),
+        ("2xv3-8", "no link joins those of v3", "v3-2048"),
+        ("0xv5e-256", "has 0 devices", "write v5e-256 for one slice"),
+        ("99999xv6e-256", "has 25599744 devices", "4xv6e-256 for four"),
+        ("v6e-512", "no such slice", "as several slices: 2xv6e-256"),
+        ("3xv6e-512", "no such slice", "as several slices: 6xv6e-256"),
+        ("2xv5e-100", "no such slice", "the nearest is 2xv5e-128"),
+        ("v5litepod-256x4", "cannot read the fleet", "did you mean 4xv5e-256?"),
+        ("4 v5p-128", "cannot read the fleet", "did you mean 4xv5p-128?"),
+    ],
+)
+def test_slices_that_do_not_exist_are_refused_with_those_that_do(text: str, message: str, hint: str):
+    with pytest.raises(InputError) as refused:
+        Fleet.parse(text)
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ("8xRTX4090", "8xRTX-4090"),
@@ -101,6 +150,8 @@ def test_a_chip_may_be_written_as_people_write_it(text: str, name: str):
         ("8xh100", ""),
         ("16x4xA100-80GB", ""),
         ("v5p-512", ""),
+        ("2xv5p-512", ""),
+        ("2xv5litepod-256", "fleet '2xv5litepod-256' read as 2xv5e-256"),
         ("8xcpu", ""),
     ],
 )
@@ -108,7 +159,7 @@ def test_what_an_alias_was_read_as_is_said(text: str, reading: str):
     assert fleet_reading(text) == reading
 
 
-@given(counted | st.sampled_from(SLICES))
+@given(counted | st.sampled_from(SLICES) | several)
 def test_the_name_of_a_fleet_is_that_fleet(text: str):
     fleet = Fleet.parse(text)
     assert Fleet.parse(fleet.name) == fleet

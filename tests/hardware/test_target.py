@@ -197,9 +197,27 @@ def test_libtpu_knows_every_slice_with_these_hosts_and_devices():
     chips = [c for c in CATALOG.values() if c.slices]
     fleets = [Fleet.parse(f"{c.name}-{8 if c.slices.cores_per_chip_in_name == 2 else 4}") for c in chips]
     fleets += [Fleet.parse(name) for name in ("v5e-1", "v5p-512", "v7x-128", "v3-32")]
+    fleets += [Fleet.parse(name) for name in ("2xv5e-16", "3xv5p-16", "4xv5e-1", "2xv7x-16", "2xv4-16")]
     seen, _ = in_a_process(TOPOLOGY, {f.name: topology_arguments(f) for f in fleets})
     assert [[n, d, p] for n, _, d, p in seen] == [[f.name, f.num_devices, f.num_hosts] for f in fleets]
     assert all(kind in fleet.chip.device_kinds for fleet, (_, kind, _, _) in zip(fleets, seen, strict=True))
+
+
+NUMBERS = TOPOLOGY.replace(
+    "[name, devices[0].device_kind, len(devices), len({d.process_index for d in devices})]",
+    "[[d.slice_index, d.id] for d in devices]",
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu (the tpu extra)")
+def test_libtpu_lists_several_slices_one_after_another_and_numbers_each_from_its_own_start():
+    """`hlo` reads the devices of exchanges between slices by these numbers."""
+    fleet = Fleet.parse("3xv5e-16")
+    (listed,), _ = in_a_process(NUMBERS, {fleet.name: topology_arguments(fleet)})
+    slices, ids = zip(*listed, strict=True)
+    assert list(slices) == [number for number in range(3) for _ in range(16)]
+    assert [divmod(number, 100_000)[0] - 1 for number in ids] == list(slices)
+    assert sorted(number % 100_000 for number in ids[:16]) == list(range(16))
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,36 @@ def test_a_loud_axis_that_could_lie_inside_a_host_and_does_not_is_found(lint, mo
         assert "walks them all" in finding.mend
 
 
+@pytest.mark.parametrize(
+    ("fleet", "mesh", "what", "mend"),
+    [
+        (
+            "2xv5e-4",
+            (("fsdp", 8),),
+            "each group of fsdp=8 lies in 2 slices, 4 of it in each, and a device sends 400 B a step",
+            "an axis over the batch of 2 before fsdp=4, if that fits",
+        ),
+        (
+            "2xv5e-4",
+            (("tensor", 2), ("data", 4)),
+            "tensor=2 lies in 2 slices, 1 of it in each",
+            "an axis over the batch of 2, and tensor inside them",
+        ),
+        ("2xv5e-4", (("data", 2), ("fsdp", 4)), "", ""),
+        ("2xv5e-4", (("stage", 2), ("tensor", 4)), "", ""),
+        ("v5e-8", (("fsdp", 8),), "", ""),
+    ],
+)
+def test_a_group_that_straddles_slices_is_named(lint, module, fleet, mesh, what, mend):
+    gather = "all-gather(%p), dimensions={0}, replica_groups={}"
+    program = module("%p = f32[100]{0} parameter(0)", f"ROOT %g = f32[800]{{0}} {gather}")
+    findings = lint(program, fleet=Fleet.parse(fleet), mesh_axes=mesh)
+    assert kinds(findings) == ["group that straddles slices"] * bool(what)
+    for finding in findings:
+        assert what in finding.what
+        assert mend in finding.mend
+
+
 BATCH_MESH = (("data", 4), ("tensor", 2))
 BATCH = "%x = f32[8]{0} parameter(0), sharding={devices=[4,2]<=[8] last_tile_dim_replicate}"
 WHOLE = "%w = f32[8]{0} parameter(1), sharding={replicated}"

@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 
 from meshwright.hardware import Fleet
@@ -302,7 +300,7 @@ def test_a_tpus_collective_names_the_dimensions_of_the_torus_along_which_its_gro
 
 def test_between_slices_the_data_centre_network_carries_it_too(module):
     """Two slices of 2 x 2 v5e: the sum over all eight crosses both dimensions of each, and the network."""
-    slices = dataclasses.replace(Fleet.parse("v5e-8"), chips_per_domain=4)
+    slices = Fleet.parse("2xv5e-4")
     program = module(
         "%p = f32[8]{0} parameter(0)",
         "%q = f32[8]{0} all-reduce(%p), replica_groups={}, to_apply=%add",
@@ -335,9 +333,16 @@ def test_the_two_cores_of_a_chip_are_a_dimension_of_their_own():
         ("2x4xH100", "f32[8]{0} all-to-all(%p), dimensions={0}, replica_groups={}", 16),
         # One of the three pairs of a pipeline's stages is on two hosts.
         ("2x4xH100", "f32[8]{0} collective-permute(%p), source_target_pairs={{0,2},{2,4},{4,6}}", 10),
+        # Between slices a device exchanges its quarter of the array with one other device, of a sum twice.
+        ("2xv5e-4", "f32[64]{0} all-gather(%p), dimensions={0}, replica_groups={}", 32),
+        ("2xv5e-4", "f32[8]{0} all-reduce(%p), to_apply=%add, replica_groups={}", 8),
+        ("2xv5e-4", "f32[1]{0} reduce-scatter(%p), dimensions={0}, to_apply=%add, replica_groups={}", 4),
+        ("8xv5e-1", "f32[64]{0} all-gather(%p), dimensions={0}, replica_groups={}", 224),
+        ("2xv5e-4", "f32[8]{0} all-to-all(%p), dimensions={0}, replica_groups={}", 16),
+        ("2xv5e-4", "f32[8]{0} all-reduce(%p), to_apply=%add, replica_groups=[2,4]<=[8]", 0),
     ],
 )
-def test_what_leaves_a_host_is_counted_apart(module, fleet, text, crossing):
+def test_what_leaves_a_domain_is_counted_apart(module, fleet, text, crossing):
     body = ("%p = f32[8]{0} parameter(0)", f"ROOT %r = {text}")
     (only,), _ = traffic_of(executions_of(module(*body, before=ADD)), MESH, Fleet.parse(fleet))
     assert only.crossing_bytes == crossing

@@ -122,8 +122,15 @@ def test_a_tpu_slice_grows_to_the_next_that_google_has():
     assert found[0] == "--on v5p-64 --layout fsdp=32"
 
 
-def test_the_largest_slice_has_no_larger_one():
-    found = arguments("llama3-8b", "fsdp=256", "v6e-256", memory(state=GIB, temporaries=148 * GIB))
+def test_beyond_the_largest_slice_are_several():
+    sizes = memory(state=GIB, temporaries=148 * GIB)
+    assert arguments("llama3-8b", "fsdp=256", "v6e-256", sizes)[-1] == "--on 2xv6e-256 --layout fsdp=512"
+    found = arguments("llama3-8b", "fsdp=512", "2xv6e-256", sizes, "batch.sequences=2048")
+    assert found[-1] == "--on 4xv6e-256 --layout fsdp=1024"
+
+
+def test_the_largest_slice_that_nothing_joins_to_another_has_no_larger_one():
+    found = arguments("llama3-8b", "fsdp=2048", "v3-2048", memory(state=GIB, temporaries=148 * GIB))
     assert not any("--on" in each for each in found)
 
 

@@ -14,6 +14,7 @@ from meshwright.sharding import (
     mean_over_manual,
     mesh_here,
     mesh_of,
+    on_each_device,
     parameter_spec,
     pin,
     rows_here,
@@ -212,3 +213,23 @@ def test_a_lookup_adds_its_tables_gradient_to_earlier_sums_and_gives_the_table_n
     np.add.at(wanted, np.array(indices).ravel(), d_found.reshape(-1, 4))
     np.testing.assert_allclose(of_sums, wanted, rtol=1e-5, atol=1e-5)
     assert not np.array(of_table).any()
+
+
+def test_no_axis_stays_automatic_beside_a_manual_one(mesh):
+    """Not even one of a single device: XLA partitions no Pallas kernel on such a mesh."""
+    whole = mesh(data=2, fsdp=1)
+    left = []
+
+    def local(x):
+        left.append(set(whole.axis_names) - set(jax.sharding.get_abstract_mesh().manual_axes))
+        return x
+
+    def outer(x):
+        return on_each_device(local, mesh_here(whole), P(), P())(x)
+
+    rows = P("data")
+    mapped = jax.shard_map(
+        outer, mesh=whole, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False
+    )
+    jax.make_jaxpr(jax.jit(mapped))(jnp.ones(4))
+    assert left == [set()]

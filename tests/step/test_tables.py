@@ -114,9 +114,15 @@ def test_the_models_flops_are_those_of_one_device():
 def test_a_run_goes_on_with_another_layout_and_is_exported_and_sampled(tmp_path):
     folder, data = tmp_path / "run", ("data.source=python-stdlib", "checkpoint.every_steps=2")
     first = mw.train(
-        "bytes-nano", on="4xCPU", layout="tensor=4", steps=2, folder=folder, overrides=(*RUN, *SMALL, *data)
+        "bytes-nano",
+        on="4xCPU",
+        overrides=[*(*RUN, *SMALL, *data), "layout=tensor=4"],
+        steps=2,
+        folder=folder,
     )
-    again = mw.train(folder=folder, resume=True, on="1xCPU", layout="data=1", steps=4)
+    again = mw.train(
+        folder=folder, on="1xCPU", overrides={"layout": "data=1"}, steps=4, session=mw.Session(resume=True)
+    )
     assert again.measurement.resumed_from == 2
     alone = mw.train(
         "bytes-nano", on="1xCPU", steps=4, folder=tmp_path / "alone", overrides=(*RUN, *SMALL, *data)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from meshwright.torch_account import Account, FlopCount, MemoryCount, ModuleCount
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 import meshwright as mw
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
-from meshwright.torch_account import _account
 
 NOTHING_HEAVY = """
 import sys
@@ -76,10 +74,3 @@ def test_a_module_that_would_not_fit_this_machine_takes_no_memory():
     assert account.num_parameters > 68e9
     assert account.memory.peak_bytes > 1e12
     assert grown * 1024 < 200e6
-
-
-def test_the_example_runs():
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    results = doctest.testmod(_account)
-    assert results.attempted
-    assert not results.failed

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from meshwright.torch_account._flops import allowed_pairs
 
 pytestmark = pytest.mark.quick

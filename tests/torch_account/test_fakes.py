@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from meshwright.torch_account._fakes import Fakes, mode_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from meshwright.errors import InputError  # noqa: E402
-from meshwright.torch_account._fakes import Fakes, mode_of  # noqa: E402
 
 
 def fakes():

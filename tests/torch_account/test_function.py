@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from meshwright.torch_account import account_function, answer_apart
 
 from meshwright.errors import InputError
-from meshwright.torch_account import account_function, answer_apart
 
 ROOT = Path(__file__).parents[2]
 MAKERS = """

@@ -6,10 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from torch import nn  # noqa: E402
-
 from meshwright.torch_account._step import _count_modules, _with_outer  # noqa: E402
 from meshwright.torch_account._watch import ModuleStack  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 class Notes(nn.Module):

@@ -4,11 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from meshwright.torch_account import _watch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
-from meshwright.torch_account import _watch  # noqa: E402
 
 
 def test_a_tensor_from_outside_that_asks_for_a_gradient_is_refused():

@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from meshwright.torch_program import ModuleStep, optimizer_named  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
-from meshwright.torch_program import ModuleStep, optimizer_named  # noqa: E402
 from tests.rounding import FLOAT32  # noqa: E402
 
 WIDTH, ROWS = 8, 4

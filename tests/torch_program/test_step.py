@@ -15,13 +15,13 @@ pytestmark = pytest.mark.quick
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from meshwright.torch_program import ModuleStep, name_and_options, optimizer_named  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
-from meshwright.torch_program import ModuleStep, name_and_options, optimizer_named  # noqa: E402
 from tests import commands  # noqa: E402
 from tests.rounding import FLOAT32  # noqa: E402
 

@@ -159,3 +159,17 @@ def test_hosts_of_one_kind_make_a_fleet():
 def test_hosts_that_differ_are_named():
     with pytest.raises(InputError, match="a has 8 x NVIDIA H100 80GB HBM3; b has 8 x NVIDIA A100-SXM4-80GB"):
         fleet_of_hosts([("a", H100, 8), ("b", A100, 8)])
+
+
+def test_attached_slices_are_taken_one_after_another():
+    """As the step was weighed, whatever order jax lists them in."""
+    kind = "TPU v5 lite"
+    devices = [
+        SimpleNamespace(device_kind=kind, slice_index=n % 2, id=100_000 * (n % 2 + 1) + n // 2)
+        for n in range(8)
+    ]
+    taken = _devices._attached(Fleet.parse("2xv5e-4"), devices)
+    assert [device.id for device in taken] == [first + n for first in (100_000, 200_000) for n in range(4)]
+    one = [SimpleNamespace(device_kind=kind, slice_index=0) for _ in range(8)]
+    with pytest.raises(InputError, match="2xv5e-4 has 2 slices of 4 devices, and the attached ones have 8"):
+        _devices._attached(Fleet.parse("2xv5e-4"), one)

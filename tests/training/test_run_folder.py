@@ -165,7 +165,7 @@ def test_a_refusal_loads_no_jax(tmp_path):
     folder = run_in(tmp_path / "run", steps=9, saved=(9,))
     code = (
         "import sys, meshwright as mw; from pathlib import Path\n"
-        "try: mw.train(folder=Path(sys.argv[1]), resume=True, overrides=['seed=5'])\n"
+        "try: mw.train(folder=Path(sys.argv[1]), session=mw.Session(resume=True), overrides=['seed=5'])\n"
         "except mw.InputError as refused: print(refused.message, 'jax' in sys.modules)"
     )
     told = subprocess.run(

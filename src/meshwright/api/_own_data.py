@@ -27,7 +27,6 @@ def config_with_data(
     config: str | RunConfig,
     data: str | Path | None,
     overrides: Overrides,
-    layout: str | None,
     begin_from: str | Path | None = None,
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the run that reads the data at a path, and what was decided about them, in words.
@@ -41,16 +40,16 @@ def config_with_data(
         InputError: as for `run_named` and `own_data`.
     """
     if data is None:
-        return run_named(verb, config, overrides, layout), ()
+        return run_named(verb, config, overrides), ()
     given: dict[str, Any] = dict(override_pairs(overrides))
     if begin_from is not None and TOKENIZER not in given and Path(begin_from, "tokenizer.json").is_file():
         given[TOKENIZER] = str(begin_from)
     others = {key: value for key, value in given.items() if not key.startswith("data.")}
-    found = own_data(str(data), run_named(verb, config, others, layout), given)
+    found = own_data(str(data), run_named(verb, config, others), given)
     has_tokenizer = found.overrides["data.source"] in ("text", "instructions")
     if not has_tokenizer:
         given.pop(TOKENIZER, None)
-    return run_named(verb, config, {**found.overrides, **given}, layout), found.notes
+    return run_named(verb, config, {**found.overrides, **given}), found.notes
 
 
 def opened_data(peers: Alone, run: RunConfig, on_event: Callable[[Phase], None]) -> Dataset:

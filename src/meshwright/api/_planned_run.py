@@ -22,7 +22,7 @@ def run_to_write(
     Raises:
         InputError: as `config_with_data`; or a job is to run it, and nothing says its steps or its data.
     """
-    run, notes = config_with_data("plan", config, data, overrides, None)
+    run, notes = config_with_data("plan", config, data, overrides)
     planned = overridden(run, changes_for_tokens(run, tokens)[0])
     if for_job and planned.steps is None:
         raise InputError(

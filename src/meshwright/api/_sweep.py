@@ -26,7 +26,7 @@ from meshwright.report import write_sweep
 from meshwright.results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
 from meshwright.units import format_count
 
-from ._train import new_folder, train
+from ._train import Session, new_folder, train
 
 if TYPE_CHECKING:
     from meshwright.trainer.loop import Event
@@ -216,7 +216,7 @@ def _run(
     """
     try:
         how = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
-        measurement = train(config, resume=True, discard_steps=True, **how).measurement
+        measurement = train(config, session=Session(resume=True, discard_steps=True), **how).measurement
         if measurement.interrupted:
             return _failed(values, folder, f"stopped after {measurement.steps} steps"), True
         run = _finished(values, config, folder, steps, earlier=False)

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from meshwright.measure import doubt_calibration, measured_runs_for
 from meshwright.measure._reconciliation import Measurement, Reconciliation, first_steps
 from meshwright.measure._reconciliation import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
+from meshwright.registry import registered
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from meshwright.units import format_seconds
 
@@ -33,29 +35,45 @@ if TYPE_CHECKING:
     from meshwright.config import Layout
     from meshwright.hardware import Fleet
     from meshwright.trainer.launch import Alone, Facts
-    from meshwright.trainer.loop import Event, FirstWeights, RunFolder, RunRequest, StepFlops
+    from meshwright.trainer.loop import Event, FirstParameters, RunFolder, RunRequest, StepFlops
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
 NOTHING_TO_LEARN = "the tokens are random and hold nothing to learn: --data FILE trains on your own text"
 PACKAGES = ("tensorstore", "tensorboardX")  # its report says in words that matplotlib is absent
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
+WEIGHTS = "meshwright.weights"  # the group in which rooms outside the core register formats of weights
 FIRST_PAGE_SECONDS = 5.0  # of steps before the first page: a run of seconds has only its last one
 REPORT_SECONDS = 30.0  # between pages: drawing one takes up to a second, so they cost about 2 %
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One session of a run: whether it goes on, what it begins with, and what is recorded of it.
+
+    Args:
+        resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
+        discard_steps: with `resume`, repeat steps that no checkpoint was meant to hold, as those of a run
+            with `checkpoint.every_steps = none`. Without it such a run is refused.
+        begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
+            with instead of random ones. Without a config, the model's own is used.
+        profile: a folder for a trace of steps 3 to 5 by jax.profiler, which `calibrate` reads.
+    """
+
+    resume: bool = False
+    discard_steps: bool = False
+    begin_from: str | Path | None = None
+    profile: str | Path | None = None
 
 
 def train(
     config: str | RunConfig | None = None,
     *,
     on: str = "local",
-    layout: str | None = None,
     overrides: Overrides = (),
     data: str | Path | None = None,
     steps: int | None = None,
     folder: Path | None = None,
-    resume: bool = False,
-    discard_steps: bool = False,
-    begin_from: str | Path | None = None,
-    profile: str | Path | None = None,
+    session: Session | None = None,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None] = ignore,
 ) -> Run:
     """Weigh a step, train with that same program, and compare predicted with measured quantities.
@@ -76,12 +94,7 @@ def train(
             `overrides` go before what is found. By default the config's own data.
         steps: of the whole run; the config's own by default.
         folder: for the run's files; runs/NAME-TIME by default. The report is report.html in it.
-        resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
-        discard_steps: with `resume`, repeat steps that no checkpoint was meant to hold, as those of a run
-            with `checkpoint.every_steps = none`. Without it such a run is refused.
-        begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
-            with instead of random ones. Without a config, the model's own is used.
-        profile: a folder for a trace of steps 3 to 5 by jax.profiler, which `calibrate` reads.
+        session: whether the run is resumed, what it begins with, and what is recorded of it.
         on_event: called with each event of the run as it happens: phases of the weighing, steps, the
             comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
@@ -100,20 +113,27 @@ def train(
     from meshwright.trainer.launch import agreed, processes_of_this_run
     from meshwright.trainer.loop import RunFolder, RunRequest
 
+    session = session or Session()
+    resume, begin_from, profile = session.resume, session.begin_from, session.profile
     config, folder = named_run(config, folder, resume)
-    given = config, data, overrides, layout, begin_from, steps, folder, resume, profile
-    asked = partial(_run_to_train, *given)
-    call = {"on": on, "folder": folder, "resume": resume, "discard_steps": discard_steps, "steps": steps}
+    asked = partial(_run_to_train, config, data, overrides, steps, folder, session)
+    call = {
+        "on": on,
+        "folder": folder,
+        "resume": resume,
+        "discard_steps": session.discard_steps,
+        "steps": steps,
+    }
     peers = processes_of_this_run()
     (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
     path = Path(peers.from_first("run folder", lambda: str(folder or folder_for(run))))
-    with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
+    with closing(RunFolder(path, resume=resume, discard_steps=session.discard_steps, peers=peers)) as held:
         on_event = log = FolderLog(held, on_event)
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
-        from meshwright.trainer.loop import FirstWeights, check_resumed_state, devices_of
+        from meshwright.trainer.loop import check_resumed_state, devices_of
 
-        first = None if begin_from is None else FirstWeights(Path(begin_from), run)
+        first = None if begin_from is None else registered(WEIGHTS)["huggingface"](Path(begin_from), run)
         run, mesh = resolved(run, fleet := fleet_of(on))
         devices = devices_of(fleet, mesh)
         dataset = opened_data(peers, run, on_event)
@@ -148,21 +168,18 @@ def _run_to_train(
     config: str | RunConfig | None,
     data: str | Path | None,
     overrides: Overrides,
-    layout: str | None,
-    begin_from: str | Path | None,
     steps: int | None,
     folder: Path | None,
-    resume: bool,
-    profile: str | Path | None,
+    session: Session,
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the config to train with its steps and data, and what was decided about the data, in words.
 
     Raises:
         InputError: the call cannot be carried out.
     """
-    _check_request(steps, profile)
-    named = _config_to_train(begin_from if config is None else config, folder, resume)
-    run, notes = config_with_data("train", named, data, overrides, layout, begin_from)
+    _check_request(steps, session.profile)
+    named = _config_to_train(session.begin_from if config is None else config, folder, session.resume)
+    run, notes = config_with_data("train", named, data, overrides, session.begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
 
 
@@ -244,12 +261,12 @@ def _config_to_train(
     return config_of(folder)
 
 
-def _documents(run: RunConfig, weighing: Weighing, first: FirstWeights | None) -> dict[str, str]:
+def _documents(run: RunConfig, weighing: Weighing, first: FirstParameters | None) -> dict[str, str]:
     """Return the texts that a run's folder holds from its beginning, by name."""
     return {
         "config.json": run.model_dump_json(indent=1),
         "weighing.json": json.dumps(weighing.to_dict(), indent=1),
-        **({} if first is None else {"base.json": first.base.as_json()}),
+        **({} if first is None else first.documents),
     }
 
 

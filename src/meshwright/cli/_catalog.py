@@ -33,6 +33,7 @@ How to write a fleet
   64xH100           64 chips in their usual hosts of eight
   16x4xA100-80GB    16 hosts of four chips
   v5p-512, v6e-256  a TPU slice as Google names it
+  4xv5e-256         four such slices, joined by the data centre's network
   8xCPU             eight simulated devices on this machine
   local             the devices attached to this machine
 meshwright fleets NAME shows one chip, every figure with its source"""
@@ -112,10 +113,18 @@ def _chip_page(chip: Chip) -> tuple[Any, ...]:
     lines = [f"{chip.name}: {chip.vendor}, platform {chip.platform}, confidence {chip.confidence}"]
     lines += [f"also written: {', '.join(chip.aliases)}"] if chip.aliases else []
     lines += [f"device kinds: {', '.join(chip.device_kinds) or 'none seen'}"]
-    lines += [f"slices: {', '.join(chip.slices.shapes)}"] if chip.slices is not None else []
+    lines += [f"slices: {', '.join(chip.slices.shapes)}{_several(chip)}"] if chip.slices is not None else []
     lines += [f"weigh: {_how_it_is_weighed(chip)}"]
     figures = table(("figure", "value", ""), rows, right=("value",))
     return *map(Text, lines), "", figures, "", table(("figures", "source"), chip.sources.items())
+
+
+def _several(chip: Chip) -> str:
+    """Return how several slices of a chip are written; "" if no link joins them."""
+    if chip.slices is None or chip.between is None:
+        return ""
+    number = chip.slices.number_in_name(chip.slices.shapes[-1])
+    return f"; several of one shape: 4x{chip.name}-{number}"
 
 
 def _how_it_is_weighed(chip: Chip) -> str:
@@ -279,7 +288,7 @@ def init(
     commands = f"  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
     about = (
         f"A run to change, made from the preset {preset}. Keys that have a default may be left out:\n"
-        "docs/configuration.md lists the defaults and explains each key.\n"
+        "docs/reference/configuration.md lists the defaults and explains each key.\n"
         f"{commands}\n\n{preset_about(preset)}"
     )
     try:

@@ -174,15 +174,12 @@ def export(
     With --format huggingface, as the folder of a model that `transformers` loads, adapters merged; with peft,
     the adapters alone as PEFT loads them.
     """
-    from meshwright.trainer.checkpoint import (
-        checkpoint_of,
-        export_huggingface,
-        export_parameters,
-        export_peft,
-    )
+    from meshwright.registry import registered
+    from meshwright.trainer.checkpoint import checkpoint_of, export_parameters
     from meshwright.units import format_count
 
-    formats = ("meshwright", "huggingface", "peft")
+    others = registered("meshwright.exports")
+    formats = ("meshwright", *others)
     if form not in formats:
         raise InputError(f"--format {form!r} is not known", hint=nearest_name(form, formats))
 
@@ -190,17 +187,8 @@ def export(
         on_phase("verifying the checkpoint")
         checkpoint = checkpoint_of(run, step)
         on_phase("writing")
-        if form == "meshwright":
-            arrays = export_parameters(checkpoint, to)
-        else:
-            from meshwright.trainer.loop import base_of, config_of
-
-            config, base = config_of(run), base_of(run)
-            if form == "huggingface":
-                arrays = export_huggingface(checkpoint, config, to)
-            else:
-                began = {} if base is None else {"base": base.folder, "family": base.model_type}
-                arrays = export_peft(checkpoint, config, to, **began)
+        own = form == "meshwright"
+        arrays = export_parameters(checkpoint, to) if own else others[form](checkpoint, run, to)
     listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
     fields = {"schema": EXPORT_SCHEMA, "file": str(to), "step": checkpoint.step, "arrays": listed}
     num_parameters = format_count(sum(math.prod(array.shape) for array in arrays.values()))

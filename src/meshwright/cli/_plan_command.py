@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from meshwright.planned import Plan
     from meshwright.programs import Program
 
+JOB_KINDS = "meshwright.jobs"  # the group in which rooms outside the core register job files
 OnOption = Annotated[
     str | None,
     typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
@@ -240,28 +241,30 @@ def _compare(
 
 def _check_emit(kind: str | None, toml: Path | None, image: str | None) -> None:
     """Raise, before anything is compiled, if no job file can be written."""
-    from meshwright.trainer.launch import JOB_KINDS
+    from meshwright.registry import registered
 
+    kinds = registered(JOB_KINDS)
     if image is not None and kind != "k8s":
         raise InputError("--image is of a job for Kubernetes", hint="add --emit k8s, or leave it out")
     if kind is None:
         return
-    if kind not in JOB_KINDS:
-        raise InputError(f"--emit {kind!r} is not known", hint=nearest_name(kind, JOB_KINDS))
+    if kind not in kinds:
+        raise InputError(f"--emit {kind!r} is not known", hint=nearest_name(kind, kinds))
     if toml is None:
         raise InputError("--emit needs the run that the job trains", hint="add --toml FILE")
 
 
 def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:
     """Write the job file beside the run's file, and say where, and what it still needs."""
+    from meshwright.registry import registered
     from meshwright.results import write_result
-    from meshwright.trainer.launch import JOB_KINDS, job_file
 
     name = made.name
     folder = f"runs/{name}" if kind == "slurm" else f"/runs/{name}"
     order: dict[str, Any] = {"config_file": str(toml), "fleet": made.fleet, "name": name, "steps": None}
-    path = toml.with_suffix(JOB_KINDS[kind])
-    write_result(path, job_file(kind, **order, folder=folder, image=image))
+    found = registered(JOB_KINDS)[kind]
+    path = toml.with_suffix(found.suffix)
+    write_result(path, found.write(**order, folder=folder, image=image))
     print(f"job file: {path}", file=sys.stderr)
     path = getattr(getattr(made.config, "data", None), "path", None)
     if kind != "slurm" and path is not None and not str(path).startswith("/runs/"):

@@ -128,6 +128,7 @@ def train(
         raise typer.Exit(run_with_restarts(restarts, config, folder))
     if processes is not None:
         raise typer.Exit(run_processes(processes, on))
+    from meshwright import Session
     from meshwright import train as run_train
     from meshwright.compiler import keep_executables
 
@@ -145,10 +146,10 @@ def train(
                 stopped.event(event)
                 on_event(event)
 
-            where = {"on": on, "layout": layout, "folder": folder, "profile": profile, "data": data}
-            how = {"steps": steps, "resume": resume, "discard_steps": discard_steps}
-            how |= {"begin_from": begin_from, "on_event": listen}
-            run = run_train(config, overrides=with_lora(overrides, lora), **where, **how)
+            given = [*with_lora(overrides, lora), *([] if layout is None else [f"layout={layout}"])]
+            begun = {"resume": resume, "discard_steps": discard_steps, "begin_from": begin_from}
+            how = {"on": on, "folder": folder, "data": data, "steps": steps, "on_event": listen}
+            run = run_train(config, overrides=given, session=Session(**begun, profile=profile), **how)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         stopped.say()
         raise

@@ -6,7 +6,8 @@ it accepts (`accepted_options`). A purpose without an accepted spelling is left 
 consequence is then reported next to the figures that it changes.
 
 Autotuning: with a GPU at hand, XLA times kernels for a matrix product and takes the fastest. It can write its
-choices to a file, and compile by such a file without the GPU (`autotune_results` of a config; docs/adr/0011).
+choices to a file, and compile by such a file without the GPU (`autotune_results` of a config;
+docs/dev/adr/0011).
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class AcceptedOptions:
 
 # Releases seen: jaxlib 0.10.2, 0.11.2 and 0.12.0.1. They accept every option without a remark.
 OPTIONS = {
-    # Start collectives early and overlap them with computation (docs/adr/0002).
+    # Start collectives early and overlap them with computation (docs/dev/adr/0002).
     "latency hiding": CompilerOption(
         spellings=(("xla_gpu_enable_latency_hiding_scheduler", True),),
         without="collectives are scheduled where they stand, so more of their time is exposed",
     ),
     # Reduce a layer's gradients over `data` while the next layer is computed. Pipelined gathers and
-    # double-buffered loops hide more, but near the memory limit XLA then repeats matmuls (docs/adr/0002).
+    # double-buffered loops hide more, but near the memory limit XLA then repeats matmuls (docs/dev/adr/0002).
     "pipelined all-reduces": CompilerOption(
         spellings=(
             ("xla_gpu_enable_pipelined_all_reduce", True),  # 0.10
@@ -68,7 +69,7 @@ OPTIONS = {
     ),
     # Run a message beside one over another axis, such as the gather of weights over `fsdp` beside that of
     # activations over `tensor`. XLA does so only for groups that share at most one device, which cannot wait
-    # for each other; messages over one axis run in turn (docs/adr/0002).
+    # for each other; messages over one axis run in turn (docs/dev/adr/0002).
     "two messages at once": CompilerOption(
         spellings=(("xla_gpu_experimental_parallel_collective_overlap_limit", "2"),),
         without="messages over different axes run in turn, so more of their time is exposed",
@@ -80,7 +81,7 @@ OPTIONS = {
         without="",
     ),
     # Call cuBLAS for matrix products. Without a device XLA cannot time its Triton kernels and takes untuned
-    # ones, with prologues and epilogues that a card would not run (docs/adr/0011).
+    # ones, with prologues and epilogues that a card would not run (docs/dev/adr/0011).
     "products by cuBLAS": CompilerOption(
         spellings=(("xla_gpu_enable_triton_gemm", False),),
         without="matrix products are Triton kernels that the compiler did not tune",
@@ -269,7 +270,7 @@ def loading_results(path: Path) -> dict[str, OptionValue]:
 
 
 def writing_results(path: Path) -> dict[str, OptionValue]:
-    """Return the option with which the compiler writes what it chose by timing. Only a card can time."""
+    """Return the option that makes the compiler write the kernels it chose by timing, which needs a GPU."""
     return {"xla_gpu_dump_autotune_results_to": str(path)}
 
 

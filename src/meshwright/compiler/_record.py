@@ -48,7 +48,7 @@ class TakesNoMesh(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One array argument of the program. The shape is global, the bytes are those of one device's shard."""
+    """One array argument of the program: its global shape, and the bytes of one device's shard."""
 
     path: str  # the compiler's name: "state['params']['embedding']"
     # parameters | optimizer_state | model_state | keys | step | batch; in a foreign step the argument's name
@@ -124,12 +124,15 @@ class Compiled:
     num_matmul_parameters: int | None  # None also if some parameters are frozen
     tokens_per_step: int | None
     sequence_length: int | None
-    # From the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
+    # Sums over the compiler's buffer assignment, as its memory_analysis has them: argument, output, alias,
+    # temp, and host_argument and so on. For TPUs the analysis itself, with peak_memory, where there is one.
     reported_bytes: dict[str, int]
     compile_seconds: float  # by the clock, trace to executable
     fingerprint: str  # of the optimised program, without source positions
     # For TPUs: each device's place in its slice's torus (x, y, z, core), in the mesh's order; else empty.
     coordinates: tuple[tuple[int, ...], ...] = ()
+    # For several TPU slices: libtpu's number of each device, in the mesh's order; else empty.
+    device_ids: tuple[int, ...] = ()
     # The figures that change because this release of XLA lacks a requested option.
     without_options: tuple[str, ...] = ()
 

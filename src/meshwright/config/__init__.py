@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layout import layout_reading as layout_reading
     from ._layout_checks import check_layout as check_layout
     from ._layout_checks import check_precision as check_precision
+    from ._layout_checks import check_slices as check_slices
     from ._layout_checks import num_stacked_layers as num_stacked_layers
     from ._layout_checks import on_nearest_layout as on_nearest_layout
     from ._layout_checks import padded_layers as padded_layers

@@ -120,7 +120,7 @@ BESIDE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One `model_type`: `keys` of its file by ours, with `fixed` values of ours that it always has.
+    """One `model_type`: the `keys` of its file by our names, and our keys whose values are `fixed` for it.
 
     `defaults`: what `transformers` takes for a key of theirs that the file leaves out. `only`: keys of theirs
     that are understood with one value alone.

@@ -133,7 +133,7 @@ def _not_known(tree: Tree, where: str) -> InputError:
     """Return the error of a `model_type` without a table; it says how to weigh such a model all the same."""
     name, inner = tree["model_type"], tree.get("text_config")
     own = "weigh the module that transformers makes of this file: meshwright weigh model.py:build --on 8xH100"
-    own = f"{own}, where build returns it (docs/huggingface.md, Other models)"
+    own = f"{own}, where build returns it (docs/how-to/huggingface.md, Other models)"
     what, hint = f"{where}: model_type {name[:100]!r} is not known", nearest_name(name, FAMILIES)
     if is_table(inner):
         what = f"{what}: beside text, it reads images or sound, and its text part is no known family either"
@@ -184,7 +184,7 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
 
 @functools.cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    """Return what checks the values of one key of ours by itself."""
+    """Return the validator of one configuration key."""
     field, annotated = TransformerModel.model_fields[name], cast("Any", Annotated)
     return TypeAdapter(annotated[field.annotation, "", *field.metadata])
 
@@ -244,7 +244,7 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
 
 
 def _routing_json(model: TransformerModel, name: str, family: Family) -> dict[str, Any]:
-    """Return the keys of DeepSeek's heads and of routing that are no key of ours by itself."""
+    """Return the keys of heads and routing that have no one-to-one counterpart in our configuration."""
     tree: dict[str, Any] = {}
     if name.startswith("deepseek"):
         turned = model.rotary_dim or 0
@@ -261,7 +261,7 @@ def _routing_json(model: TransformerModel, name: str, family: Family) -> dict[st
 
 
 def _architecture(model: TransformerModel) -> dict[str, Any]:
-    """Return the keys of a model that a file must keep: not those of training alone."""
+    """Return the keys that describe the model, without those that only training reads."""
     return {key: value for key, value in model.model_dump().items() if key not in OF_TRAINING}
 
 
@@ -343,7 +343,7 @@ def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
 
 
 def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read the sizes of DeepSeek's heads, and leave out what its values leave without effect."""
+    """Read the sizes of DeepSeek's heads, and drop keys that have no effect with the given values."""
     if not given["model_type"].startswith("deepseek"):
         return
     unread -= {"qk_nope_head_dim", "head_dim", "qk_head_dim", "num_key_value_heads"}
@@ -356,7 +356,7 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
 
 
 def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Leave out what the values of a router leave without effect; read GLM-4.5's norms of heads."""
+    """Drop keys of the router that have no effect with the given values; read GLM-4.5's head norms."""
     groups = model.get("router_groups"), model.get("router_groups_chosen")
     if given.get("topk_method") == "greedy" or groups == (1, 1):
         model.pop("router_groups", None)

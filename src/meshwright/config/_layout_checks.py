@@ -22,7 +22,7 @@ MOST_OF_AN_AXIS, MOST_TRIED = 1024, 200  # of a layout near the run's own
 
 
 if TYPE_CHECKING:
-    from meshwright.hardware import Chip
+    from meshwright.hardware import Chip, Fleet
 
 
 def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
@@ -132,6 +132,46 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def check_slices(fleet: Fleet, layout: Layout) -> None:
+    """Raise if the groups of an axis lie unevenly over a fleet's TPU slices; any other fleet passes.
+
+    The outermost axes join slices. An axis may be part of it: of `fsdp=512` on two slices of 256, each group
+    has two halves. XLA ends the process that compiles anything else (libtpu 0.0.42 and 0.0.50).
+
+    >>> check_slices(Fleet.parse("2xv5e-256"), Layout.parse("data=4,fsdp=128"))
+
+    Raises:
+        InputError: the groups of an axis lie in several slices, and not alike in each.
+    """
+    if fleet.domain != "slice" or fleet.num_domains == 1:
+        return
+    slice_size, stride = fleet.chips_per_domain, 1
+    for name, size in reversed(layout.axes):
+        if not _lies_evenly(slice_size, stride, size):
+            inside = near_divisors(slice_size // math.gcd(slice_size, stride), size)
+            raise InputError(
+                f"layout {layout} on {fleet.name}: groups of {name}={size} straddle slices of {slice_size} "
+                "devices, and not alike: XLA joins only groups that divide alike over slices",
+                hint=f"use {name}={or_list(inside)}, which stays in a slice, and put the rest into an axis "
+                "before it",
+            )
+        stride *= size
+
+
+def _lies_evenly(slice_size: int, stride: int, size: int) -> bool:
+    """Return whether groups of devices stay in one slice, or divide alike over several.
+
+    Args:
+        stride: the devices between neighbours of a group.
+        size: the devices of a group.
+
+    >>> [_lies_evenly(256, 1, size) for size in (128, 192, 256, 384, 512)]
+    [True, False, True, False, True]
+    """
+    reach = stride * size
+    return stride >= slice_size or slice_size % reach == 0 or reach % slice_size == 0
 
 
 def on_nearest_layout(config: RunConfig, num_devices: int) -> RunConfig | None:

@@ -416,7 +416,7 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
 
 @functools.cache
 def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
-    """Return names of other programs: those of each key; and those of its values, with the value meant."""
+    """Return other programs' names for each key, and their names for its values."""
     tables = tomllib.loads((_HERE / "names_elsewhere.toml").read_text("utf-8"))
     keys = {key: names.split() for key, names in tables["keys"].items()}
     values = {
@@ -427,7 +427,7 @@ def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
 
 
 def keys_meant(name: str) -> list[str]:
-    """Return the dotted keys that another program's `name` stands for, in the order of the table."""
+    """Return the dotted keys that another program calls `name`, in the order of the table."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip("-")).lower().replace("-", "_")
     return [key for key, names in names_elsewhere()[0].items() if plain in names]
 
@@ -438,7 +438,7 @@ def keys_named(name: str) -> list[str]:
 
 
 def value_meant(key: str, value: str) -> str | None:
-    """Return the value of `key` that another program's `value` stands for, or None."""
+    """Return the value of `key` that another program writes as `value`, or None."""
     plain = value.lower().replace("_", "-").removeprefix("torch.").removeprefix("jnp.")
     return names_elsewhere()[1].get(key, {}).get(plain)
 

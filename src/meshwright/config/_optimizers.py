@@ -1,6 +1,6 @@
 """Define the optimizers and the schedules of their learning rate.
 
-The state of every optimizer is in fp32. docs/optimizers.md compares them.
+The state of every optimizer is in fp32. docs/explanation/optimizers.md compares them.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _line(doc: KeyDoc, value: object) -> str:
 
 
 def reference_page() -> str:
-    """Return docs/configuration.md: every key in tables, and the names that other programs use."""
+    """Return docs/reference/configuration.md: every key in tables, and the names that other programs use."""
     docs = key_docs()
     top = _table([doc for doc in docs if not doc.section])
     parts = [_INTRO.strip(), "## Keys of the run", "They stand above the first section of a file.", top]

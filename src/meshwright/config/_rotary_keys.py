@@ -49,12 +49,12 @@ _KEYS = {
 
 
 def not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
-    """Return the error of keys whose values no key of ours has."""
+    """Return the error for keys whose values cannot be expressed in our configuration."""
     listed = ", ".join(f"{key} = {shortened(value)}" for key, value in keys.items())
     return InputError(
         f"{where}: not understood, and it may change the model: {listed}",
         hint="remove what you know to have no effect, or weigh the module that transformers makes of the "
-        "file: meshwright weigh model.py:build (docs/huggingface.md, Other models)",
+        "file: meshwright weigh model.py:build (docs/how-to/huggingface.md, Other models)",
     )
 
 

@@ -367,7 +367,8 @@ class StateConfig(Section):
     """Format of the parameters that are trained; those of norms, biases and routers stay in fp32.
     `bf16` without a copy in fp32 is what TRL, axolotl and torchtune call full fine-tuning in bf16.
     Effect: `bf16` halves the memory of the parameters; updates below 1/256 of a parameter are lost or, with
-    `rounding = "stochastic"`, made now and then: [state in 16 bits](precision.md#state-in-16-bits)."""
+    `rounding = "stochastic"`, made now and then: [state in 16
+    bits](../explanation/precision.md#state-in-16-bits)."""
     moments: Literal["fp32", "bf16"] = "fp32"
     """Format of the optimizer's moments; counts of steps stay integers.
     Effect: `bf16` halves the memory of the moments. A mean that moves by less than 1/256 a step, as Adam's
@@ -403,12 +404,13 @@ class RunConfig(Section):
     data: Data
     """The source of the batches; `source` chooses which. Weighing reads no data."""
     optimizer: Optimizer
-    """The update rule; `kind` chooses which. [Optimizers](optimizers.md) compares them."""
+    """The update rule; `kind` chooses which. [Optimizers](../explanation/optimizers.md) compares them."""
     schedule: Schedule = ConstantSchedule(kind="constant")
     """The course of the learning rate; `kind` chooses which. Without this section the rate stays the same."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     """Format of the arithmetic; [state](#state) has the formats of parameters and moments.
-    Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md)."""
+    Effect: the rate of products, and bytes of activations and gradients:
+    [precision](../explanation/precision.md)."""
     gradient_sum: Literal["fp32", "bf16", "all-fp32"] = "fp32"
     """Format in which gradients of matrices and tables are summed: over the microbatches of a step, and after
     them over `data` and `context`.
@@ -417,10 +419,10 @@ class RunConfig(Section):
     are in fp32 too, from the product that makes them; that is for transformers, and `zero1` needs stages.
     Effect: `bf16` halves the memory of the sum and the bytes of its reduction, and loses small gradients
     beside large sums; `all-fp32` doubles the bytes that `fsdp` scatters:
-    [precision](precision.md#sums-of-gradients)."""
+    [precision](../explanation/precision.md#sums-of-gradients)."""
     layout: str = "data=-1"
     """Mesh axes and their sizes, outermost first, as in `fsdp=64,tensor=8`; one size may be -1, the rest.
-    Effect: what each device holds and sends: [layouts](layouts.md)."""
+    Effect: what each device holds and sends: [layouts](../explanation/layouts.md)."""
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     """Results that a block keeps for the backward pass.
     The others are computed again. `none` keeps every intermediate result, `dots` those of products,
@@ -429,18 +431,19 @@ class RunConfig(Section):
     `dots-attention`. `save:` and a list keeps the results that it names, and the block's input:
     `save:query,key,value`.
     Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
-    [Whose each is](how-weighing-works.md#rematerialisation).
+    [Whose each is](../explanation/how-weighing-works.md#rematerialisation).
     Default: `dots-attention` for a transformer, else `none`"""
     layer_loop: LayerLoop = "auto"
     """The form of stacked layers: one loop (`keep`), or each layer written out (`unroll`).
     `auto` unrolls at most 16 layers on one GPU, without experts, and where no block is under `full`.
     Effect: a loop copies to a stack what its layers keep, so `unroll` is faster, and compiles longer the
     more layers there are. Arrays, checkpoints and results stay as they are. No effect in pipelines, whose
-    stages have a loop of their own: [loops over layers](how-weighing-works.md#loops-over-layers)."""
+    stages have a loop of their own: [loops over
+    layers](../explanation/how-weighing-works.md#loops-over-layers)."""
     zero1: bool = False
     """Split parameters and moments over `data` and `context` too; parameters are gathered once a step.
     Effect: divides the state by `data` x `context`: [where it is
-    stored](optimizers.md#where-the-state-is-stored)."""
+    stored](../explanation/optimizers.md#where-the-state-is-stored)."""
     state: StateConfig = StateConfig()
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
@@ -456,7 +459,7 @@ class RunConfig(Section):
     pipeline_chunks: Positive = 1
     """Chunks of layers that each stage holds, apart in the model: Megatron's virtual pipeline stages.
     Effect: a smaller bubble and, from `1f1b`, fewer saved activations, for more messages between stages:
-    [pipelines](layouts.md#pipelines). Unit: chunks"""
+    [pipelines](../explanation/layouts.md#pipelines). Unit: chunks"""
     batch: BatchConfig
     """The batch that one step reads; rows or images are meant where a model takes those."""
     steps: OptionalPositive = None
@@ -472,13 +475,13 @@ class RunConfig(Section):
     Without it all products are calls of cuBLAS. If it does not exist, `train` on a GPU times kernels and
     writes it. Its name ends in .txtpb or .pbtxt. NVIDIA only.
     Effect: weighing and running take these kernels, also Triton's, and refuse a step of which the file does
-    not know all: [a card's kernels](how-weighing-works.md#the-kernels-of-a-card)."""
+    not know all: [a card's kernels](../explanation/how-weighing-works.md#the-kernels-of-a-card)."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The loss on data that is not trained on."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """The checkpoints of a run, from which it can be resumed."""
     faults: FaultConfig = FaultConfig()
-    """The answer to a step that went wrong: [training](training.md)."""
+    """The answer to a step that went wrong: [training](../how-to/training.md)."""
 
     @property
     def num_trained_parameters(self) -> int:

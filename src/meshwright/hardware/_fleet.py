@@ -37,8 +37,9 @@ from ._chip import (
     known_memory_bytes,
 )
 
-_EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512 or 8xCPU"
+_EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512, 4xv5e-256 (four slices) or 8xCPU"
 _COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
+_SLICED = re.compile(r"(.+)-(\d{1,9})", re.ASCII)
 _LARGEST = 10**6  # devices: far above any machine, and within the range of the compiler's own integers
 
 
@@ -47,7 +48,8 @@ class Fleet:
     """A fleet of `num_hosts` equal hosts with `chips_per_host` JAX devices each.
 
     `chips_per_domain`: the number of devices that `inside` joins: a host, a rack of trays, or a whole TPU
-    slice. `between` joins the domains. `topology`: libtpu's name of a TPU slice ("v5p:4x8x8"), else "".
+    slice. `between` joins the domains. `topology`: libtpu's name of one TPU slice ("v5p:4x8x8"), else "". A
+    fleet of several slices has as many domains, and all slices have the same shape.
     `price_per_device_hour`: the price of one device in the user's currency; None if not set.
     """
 
@@ -77,8 +79,8 @@ class Fleet:
 
     @property
     def num_domains(self) -> int:
-        """How many fast domains the devices fill."""
-        return self.num_devices // self.chips_per_domain
+        """The number of fast domains: hosts, racks or TPU slices. A partly filled last one counts."""
+        return -(-self.num_devices // self.chips_per_domain)
 
     @property
     def inside(self) -> Link | None:
@@ -95,7 +97,8 @@ class Fleet:
         """The canonical text: `Fleet.parse(fleet.name)` equals this fleet, except for its price."""
         chip = self.chip
         if chip.slices is not None:
-            return f"{chip.name}-{chip.slices.number_in_name(self.topology.partition(':')[2])}"
+            one = f"{chip.name}-{chip.slices.number_in_name(self.topology.partition(':')[2])}"
+            return one if self.num_domains == 1 else f"{self.num_domains}x{one}"
         one_host = self.num_hosts == 1 and _fits_one_host(chip, self.chips_per_host)
         usual_hosts = chip.platform != "cpu" and self.chips_per_host == chip.chips_per_host
         if one_host or usual_hosts:
@@ -105,6 +108,8 @@ class Fleet:
     @classmethod
     def parse(cls, text: str) -> Fleet:
         """Read "64xH100", "16x4xA100-80GB" (hosts x chips), "v5p-512" (as Google names it) or "8xCPU".
+
+        "4xv5e-256" is four slices of that shape, joined by the network between them.
 
         Raises:
             InputError: the text cannot be parsed, or no such chip, count or slice exists.
@@ -117,9 +122,8 @@ class Fleet:
             return _counted(text, *counted.groups())
         if chip := chip_named(text):
             raise InputError(f"fleet {text!r} does not say how many {chip.name}", hint=_example_of(chip))
-        sliced = re.fullmatch(r"(.+)-(\d{1,9})", text, re.ASCII)
-        if sliced and (chip := chip_named(sliced[1])) and chip.slices:
-            return _slice(text, chip, chip.slices, sliced[2])
+        if sliced := _sliced(text):
+            return _slice(text, *sliced)
         raise InputError(f"cannot read the fleet {text!r}", hint=_meant(text))
 
     @classmethod
@@ -152,7 +156,7 @@ def fleet_reading(text: str) -> str:
     """
     fleet = Fleet.parse(text)
     written, name = text.strip().lower(), fleet.chip.name.lower()
-    if written.endswith(name) or written.startswith(f"{name}-"):
+    if written.endswith(name) or re.match(rf"(\d+\s*x\s*)?{re.escape(name)}-", written):
         return ""
     counted = _COUNTED.fullmatch(text.strip())
     family = counted[3].lower() if counted else ""
@@ -166,9 +170,24 @@ def _meant(text: str) -> str:
     count_first = r"(?P<count>\d{1,9})\W*(?P<name>[A-Za-z].*)"
     name_first = r"(?P<name>.+?)\s*[xX*:]\s*(?P<count>\d{1,9})"
     for pattern in (count_first, name_first):
-        if (found := re.fullmatch(pattern, text)) and (chip := chip_named(found["name"].strip())):
-            return f"did you mean {found['count']}x{chip.name}? {_EXAMPLES}"
+        if (found := re.fullmatch(pattern, text)) and (name := _canonical(found["name"].strip())):
+            return f"did you mean {found['count']}x{name}? {_EXAMPLES}"
     return _EXAMPLES
+
+
+def _canonical(name: str) -> str:
+    """Return the catalog's name of a chip or of a TPU slice; "" if there is none."""
+    if (chip := chip_named(name)) is not None:
+        return chip.name
+    sliced = _sliced(name)
+    return f"{sliced[0].name}-{sliced[2]}" if sliced else ""
+
+
+def _sliced(name: str) -> tuple[Chip, Slices, str] | None:
+    """Return the chip of a name such as "v5e-256", its slices and the number; None for any other name."""
+    found = _SLICED.fullmatch(name)
+    chip = chip_named(found[1]) if found else None
+    return (chip, chip.slices, found[2]) if found and chip and chip.slices else None
 
 
 def _fits_one_host(chip: Chip, count: int) -> bool:
@@ -190,6 +209,8 @@ def _hosts(chip: Chip, num_hosts: int, chips_per_host: int) -> Fleet:
 
 
 def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
+    if sliced := _sliced(name):
+        return _several_slices(text, first, second, *sliced)
     chip = find_chip(name)
     if chip.slices is not None:
         what = f"fleet {text!r}: a TPU slice has a shape, and a count of chips does not determine it"
@@ -212,25 +233,50 @@ def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
 
 
 def _known_slices(chip: Chip, slices: Slices) -> str:
-    names = (f"{chip.name}-{slices.number_in_name(shape)}" for shape in slices.shapes)
-    return "slices: " + ", ".join(names)
+    names = [f"{chip.name}-{slices.number_in_name(shape)}" for shape in slices.shapes]
+    several = "" if chip.between is None else f"; several of them: 2x{names[-1]}"
+    return f"slices: {', '.join(names)}{several}"
 
 
-def _slice(text: str, chip: Chip, slices: Slices, number: str) -> Fleet:
-    shapes = {str(slices.number_in_name(shape)): shape for shape in slices.shapes}
-    if number not in shapes:
-        near = min(shapes, key=lambda known: abs(math.log(int(known) / max(int(number), 1))))
-        what = f"fleet {text!r}: Google has no such slice in one of its standard shapes"
-        raise InputError(what, hint=f"the nearest is {chip.name}-{near}; {_known_slices(chip, slices)}")
-    return _of_shape(chip, slices, shapes[number])
+def _slice(text: str, chip: Chip, slices: Slices, number: str, count: int = 1) -> Fleet:
+    shapes = {slices.number_in_name(shape): shape for shape in slices.shapes}
+    asked = int(number)
+    if asked in shapes:
+        return _of_shape(chip, slices, shapes[asked], count)
+    prefix = "" if count == 1 else f"{count}x"
+    near = min(shapes, key=lambda known: abs(math.log(known / max(asked, 1))))
+    hint = f"the nearest is {prefix}{chip.name}-{near}"
+    whole = max((known for known in shapes if asked % known == 0), default=0)
+    if asked > max(shapes) and whole and chip.between is not None:
+        hint = f"as several slices: {count * asked // whole}x{chip.name}-{whole}"
+    what = f"fleet {text!r}: Google has no such slice in one of its standard shapes"
+    raise InputError(what, hint=f"{hint}; {_known_slices(chip, slices)}")
 
 
-def _of_shape(chip: Chip, slices: Slices, shape: str) -> Fleet:
+def _several_slices(
+    text: str, first: str, second: str | None, chip: Chip, slices: Slices, number: str
+) -> Fleet:
+    """Return the fleet of a text such as "4xv5e-256"."""
+    name, count = f"{chip.name}-{number}", int(first)
+    if second is not None:
+        what = f"fleet {text!r}: several TPU slices are one count and one slice, which says its own hosts"
+        raise InputError(what, hint=f"write {count * int(second)}x{name} for so many slices")
+    if chip.between is None and count != 1:
+        what = f"fleet {text!r}: Google joins several slices from v4 on; no link joins those of {chip.name}"
+        raise InputError(what, hint=_known_slices(chip, slices))
+    one = _slice(text, chip, slices, number, count=max(count, 1))
+    if not 1 <= count * one.chips_per_domain <= _LARGEST:
+        what = f"fleet {text!r} has {count * one.chips_per_domain} devices"
+        raise InputError(what, hint=f"write {name} for one slice, or 4x{name} for four")
+    return one
+
+
+def _of_shape(chip: Chip, slices: Slices, shape: str, count: int = 1) -> Fleet:
     num_devices = slices.num_devices(shape)
     chips_per_host = min(chip.chips_per_host, num_devices)
     return Fleet(
         chip=chip,
-        num_hosts=num_devices // chips_per_host,
+        num_hosts=count * (num_devices // chips_per_host),
         chips_per_host=chips_per_host,
         chips_per_domain=num_devices,
         topology=f"{slices.topology_prefix}:{shape}",
@@ -360,7 +406,8 @@ def topology_arguments(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRA
     """Return the keyword arguments of `jax.experimental.topologies.get_topology_desc` for an absent fleet.
 
     Args:
-        fleet: a fleet of NVIDIA GPUs or TPUs.
+        fleet: a fleet of NVIDIA GPUs or TPUs. libtpu lists the devices of several slices one slice after
+            another.
         memory_fraction: for GPUs only; a TPU's compiler knows its memory.
 
     Raises:
@@ -377,6 +424,8 @@ def topology_arguments(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRA
     arguments: dict[str, Any] = {"platform": "tpu", "topology_name": fleet.topology}
     if slices.chip_config_name:
         arguments["chip_config_name"] = slices.chip_config_name
-    if fleet.num_devices // slices.devices_per_chip == 1:
+    if fleet.chips_per_domain // slices.devices_per_chip == 1:
         arguments["chips_per_host_bounds"] = (1, 1, 1)  # libtpu's default host has four chips
+    if fleet.num_domains > 1:
+        arguments["num_slices"] = fleet.num_domains
     return arguments

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._annotations import shares_of as shares_of
     from ._annotations import twice_seen as twice_seen
     from ._annotations import with_place as with_place
+    from ._slices import joined_slices as joined_slices
     from ._text import COLLECTIVES as COLLECTIVES
     from ._text import FREE as FREE
     from ._text import OTHER_EXCHANGES as OTHER_EXCHANGES

@@ -299,7 +299,7 @@ class Dataflow:
         return stacking and instruction.opcode in _MADE_ELSEWHERE
 
     def _before(self, home: Computation, instruction: Instruction, index: tuple[int, ...]) -> Place | None:
-        """Return the place that an instruction takes its value from; None where it takes none."""
+        """Return the instruction that hands a value on to this one; None if the value is made here."""
         opcode = instruction.opcode
         if opcode == "parameter":
             return self._outside(home, instruction, index)
@@ -316,7 +316,7 @@ class Dataflow:
         return _of_operand(home, instruction.operands[number], inner)
 
     def _outside(self, home: Computation, parameter: Instruction, index: tuple[int, ...]) -> Place | None:
-        """Return the value behind a parameter: what the caller passes, or what a loop's rounds hand on."""
+        """Return the value passed to a parameter: by the caller, or by the previous round of a loop."""
         if home.name not in self._callers:
             return None
         outside, caller = self._callers[home.name]

@@ -22,7 +22,7 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
 
     * CUDA context and loaded kernels: 0.8 GiB (0.47 to 0.92 observed; Stas Bekman's ML Engineering,
       PyTorch's CUDA notes). On an H100 the context took 0.54 GiB and the kernels of a Llama 1B in fp8 another
-      0.10 (docs/measured.md). With less left, kernels do not load, and the run ends.
+      0.10 (docs/results/measured.md). With less left, kernels do not load, and the run ends.
     * cuBLAS workspace: 32 MiB from Hopper on, 8.125 MiB before (PyTorch, ATen/cuda/CublasHandlePool.cpp).
     * NCCL, one communicator for every mesh axis of more than one device: 392 MB inside a fast domain
       (342 to 392 MB measured for 2 to 8 GPUs on NVLink, NVIDIA aiconfigurator), and 512 MiB of shared

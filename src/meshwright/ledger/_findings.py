@@ -4,8 +4,8 @@ Looked for: large arguments that every device holds whole although an axis could
 that are identical on several devices although the batch could be divided among them; work that several
 devices duplicate; arguments meant for host memory that the compiler keeps on the device; gathers whose result
 is sliced again; gradients reduced in every microbatch; float32 matmuls among those in a narrower format; axes
-that would fit in a host but leave it. Except for host memory, findings below 1 % of the device's memory, of
-the step's FLOPs or of its traffic are left out.
+that would fit in a host but leave it; groups that straddle TPU slices. Except for host memory, findings below
+1 % of the device's memory, of the step's FLOPs or of its traffic are left out.
 
 `Replication` finds the axes along which all devices hold the same value. Every value of the program gets the
 set of axes along which devices may differ, starting from the shardings of the arguments. The result of an
@@ -50,6 +50,7 @@ from ._work_rules import work_of
 SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
+JOINING_AXES = ("data", "stage")  # their messages between TPU slices are few, and run beside products
 KEPT = ("saved_activations", "logits_and_loss")
 
 
@@ -71,6 +72,7 @@ def findings_of(
     small_bytes = SMALL_SHARE * (memory.usable_bytes or memory.reserved_bytes)
     sent_bytes = sum(c.wire_bytes for c in traffic)
     return (
+        *_axes_between_slices(compiled.mesh_axes, fleet, traffic),
         *_replicated_arguments(compiled, small_bytes),
         *_replicated_activations(executions.program, compiled, memory, small_bytes),
         *_duplicated_work(flops, dict(compiled.mesh_axes)),
@@ -235,6 +237,8 @@ def _axes_that_leave_the_host(
     mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...], least_bytes: float
 ) -> Iterator[Finding]:
     """Yield findings on axes that fit in a domain but send more between domains than another axis at all."""
+    if fleet.domain == "slice":
+        return
     for name, size in mesh_axes:
         between = sum(c.wire_bytes for c in traffic if c.axes == (name,) and c.link == "between")
         if between <= least_bytes or fleet.chips_per_domain % size:
@@ -248,6 +252,34 @@ def _axes_that_leave_the_host(
                 source_line="",
                 mend="take another order of the axes where the prediction, which walks them all, names one",
             )
+
+
+def _axes_between_slices(mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...]) -> Iterator[Finding]:
+    """Yield findings on axes whose groups lie in several slices, without those that join slices cheaply.
+
+    Of an axis of a foreign program, sums do not count: they may be those of gradients.
+    """
+    if fleet.domain != "slice" or fleet.num_domains == 1:
+        return
+    crossing = [each for each in traffic if each.crossing_bytes]
+    stride, least_bytes = 1, SMALL_SHARE * sum(each.crossing_bytes or 0 for each in crossing)
+    for name, size in reversed(mesh_axes):
+        inside = min(size, max(1, fleet.chips_per_domain // stride))
+        counts = [c for c in crossing if name in (*SPLITTING_AXES, "context") or c.kind != "all-reduce"]
+        sent = sum(each.crossing_bytes or 0 for each in counts if name in each.axes)
+        stride *= size
+        if name in JOINING_AXES or inside == size or sent <= least_bytes:
+            continue
+        rest = size // inside
+        within = f" before {name}={inside}" if inside > 1 else f", and {name} inside them"
+        yield Finding(
+            kind="group that straddles slices",
+            what=f"each group of {name}={size} lies in {rest} slices, {inside} of it in each, and a device "
+            f"sends {format_rate(sent, 'B')} a step between them",
+            source_line="",
+            mend=f"an axis over the batch of {rest}{within}, if that fits: then only gradients cross, once a "
+            "step",
+        )
 
 
 def _axes(message: Message) -> str:

@@ -12,9 +12,11 @@ from meshwright.formats import format_of_dtype
 from meshwright.json_records import read_record
 
 SCHEMA = 7
-"""The schema of a ledger as JSON (docs/json.md). 2: memory by owner at the peak, timeline; FLOPs by module;
-links; findings. 4: elementwise classes, torus dimensions, assumptions; sorts among the unpriced. 5: memory by
-number format. 6: FLOPs in a pipeline's bubble. 7: on-chip memory, notes on the memory."""
+"""The schema of a ledger as JSON (docs/reference/json.md).
+
+2: memory by owner at the peak, timeline; FLOPs by module; links; findings. 4: elementwise classes, torus
+dimensions, assumptions; sorts among the unpriced. 5: memory by number format. 6: FLOPs in a pipeline's
+bubble. 7: on-chip memory, notes on the memory."""
 UNUSED = "unused"
 """In `by_format`: bytes that are reserved and in which no value lives at the peak, so that they have none."""
 

@@ -60,7 +60,7 @@ def library_work(computation: Computation, instruction: Instruction) -> tuple[st
 
 
 def _routine(instruction: Instruction) -> str | None:
-    """Return LAPACK's name of what an instruction computes, if `ROUTINES` has it."""
+    """Return the LAPACK routine that an instruction computes, if `ROUTINES` has it."""
     is_call = instruction.opcode == "custom-call"
     return _routine_of(instruction.custom_call_target if is_call else instruction.opcode)
 
@@ -75,7 +75,7 @@ def _routine_of(name: str) -> str | None:
 
 
 def _vectors(instruction: Instruction) -> str:
-    """Return which vectors a call computes beside its values."""
+    """Return which vectors a call computes in addition to values."""
     said = dict(re.findall(r"(\w+) = (\w+)", instruction.attributes.get("backend_config", "")))
     asked = ("compute_uv", "mode", "left", "right", "compute_left", "compute_right")
     flags = [said[name] for name in asked if name in said]

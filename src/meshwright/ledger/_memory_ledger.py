@@ -382,10 +382,9 @@ def memory_of(
 ) -> MemoryLedger:
     """Return the memory ledger from the compiler's texts.
 
-    The peak is computed here by a sweep over the live ranges. If the compiler for NVIDIA reports another
-    figure, that figure is used, and `notes` record the difference. The compiler's CPU figure leaves
-    temporaries out and is not used. Its TPU figure includes values on the chip and is not used either;
-    `notes` say so.
+    The peak is computed here by a sweep over the live ranges. The compiler's own figure, which a record may
+    have, is not used: for a CPU it leaves temporaries out, and for a GPU it takes the larger of those on the
+    device and those in host memory for both. For a TPU it includes values on the chip; `notes` say so.
 
     Raises:
         ValueError: a text is not understood, or a value has no live range.
@@ -409,9 +408,6 @@ def memory_of(
     if on_chip and reported > 0:
         every = _live_bytes([*temporaries, *(a for a in on_chip if a.kind == "temporary")], ranges)
         notes = (_of_on_chip(reported, max(every.values(), default=0) + rest),)
-    if compiled.platform == "cuda" and reported > 0 and reported != peak:
-        notes = (f"peak memory: the compiler reports {reported} bytes, its live ranges add up to {peak}",)
-        peak = reported
     filing = _Filing(program, held, ranges, compiled)
     by_category, buffers = filing.at(instant)
     return MemoryLedger(
@@ -598,7 +594,7 @@ class _Filing:
     def _filed(
         self, allocation: Allocation, instants: Sequence[int]
     ) -> Iterator[tuple[int, list[tuple[LiveValue, int, Owner]]]]:
-        """Yield what `_alive_through` does, as pieces with their owners."""
+        """Yield the values of `_alive_through` as pieces with their owners."""
         for place, alive in _alive_through(allocation, self._ranges, instants):
             yield place, [(value, size, self._owner(value, allocation)) for value, size in _pieces(alive)]
 

@@ -102,7 +102,7 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
     return any(i.opcode not in _IDLE and not i.collective for i in between)
 
 
-def crossing_bytes(message: Message, domains: int, members: int) -> float:
+def crossing_bytes(message: Message, domains: int, members: int, *, slices: bool = False) -> float:
     """Return the bytes that leave a fast domain, for each of its devices in the group.
 
     NCCL gathers and reduces in rings of all devices, one for each link of a domain: a link carries what a
@@ -110,9 +110,13 @@ def crossing_bytes(message: Message, domains: int, members: int) -> float:
     instead, which send the array once (github.com/NVIDIA/nccl, issue 812). In an all-to-all, each device
     sends the parts of all other domains. In a permute, each device sends everything.
 
+    Between TPU slices, XLA reduces and gathers inside each, so that a device exchanges its part of the array
+    with its like in the other slices, once or, of a sum, twice.
+
     Args:
         domains: over how many fast domains a group extends.
         members: the group's devices in one of them.
+        slices: whether the domains are TPU slices.
     """
     if domains == 1:
         return 0
@@ -120,6 +124,9 @@ def crossing_bytes(message: Message, domains: int, members: int) -> float:
         return message.payload_bytes
     if message.kind == "all-to-all":
         return message.payload_bytes * (message.group_size - members) / message.group_size
+    if slices:
+        whole = message.payload_bytes * (message.group_size if message.kind == "reduce-scatter" else 1)
+        return whole / members * (domains - 1) / domains * (2 if message.kind == "all-reduce" else 1)
     if message.kind == "all-reduce" and domains == 2:
         return message.payload_bytes / members
     return message.wire_bytes / members
@@ -164,7 +171,8 @@ def _crossing(message: Message, fleet: Fleet) -> float:
     if message.kind == "collective-permute":
         pairs = parse_groups(message.groups, fleet.num_devices)
         return message.payload_bytes * sum(domains_of(pair, size)[0] > 1 for pair in pairs) / len(pairs)
-    return crossing_bytes(message, *span_of(message.groups, fleet.num_devices, size, permute=False))
+    span = span_of(message.groups, fleet.num_devices, size, permute=False)
+    return crossing_bytes(message, *span, slices=fleet.domain == "slice")
 
 
 def traffic_of(

@@ -117,6 +117,7 @@ WITHOUT_MATMULS = frozenset((
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
     "GatherScatterIndicesBitpacked", "cu_lu_pivots_to_permutation",
     "PrepareAsyncCallStart", "PrepareAsyncCallDone",  # of a TPU v7x's messages: no operands but a token
+    "SliceId", "ZeroCrop",  # of several TPU slices: the number of one's own, and padding with zeros
 ))  # fmt: skip
 BLOCK_SCALED = "__cudnn$blockScaledDot"
 CALLS_TO_THE_HOST = frozenset(  # of `jax.debug.print`, `io_callback`, `pure_callback`
@@ -126,7 +127,7 @@ OPCODES_WITHOUT_RULE = frozenset(("sort", "topk"))
 
 
 def work_of(computation: Computation, instruction: Instruction) -> MultiplyAdds | None:
-    """Return the multiply-adds of `instruction` itself, without what it calls; None where it has none.
+    """Return the multiply-adds of `instruction` itself, without computations that it calls; None if none.
 
     Sources: for dot and convolution, their definitions at https://openxla.org/xla/operation_semantics. For
     attention, Dao et al. 2022, arXiv 2205.14135: two matmuls forward, and five backward, of which one repeats

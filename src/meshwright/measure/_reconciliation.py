@@ -326,7 +326,7 @@ CALIBRATED_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedStep:
-    """One measured step: what was predicted before it was known, and what is predicted with it.
+    """One measured step, with its prediction before and after it was known.
 
     `what`: "step time" or "trace". `matched`: the share of the trace's kernel time that was matched with the
     program; None without a trace. `notes`: what of the trace was not used.
@@ -378,7 +378,7 @@ class Calibrated(Shown):
     classes: tuple[CalibratedClass, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `calibrate --json` prints; docs/calibration.md explains its fields."""
+        """Return the object that `calibrate --json` prints (docs/how-to/calibration.md)."""
         return {"schema": CALIBRATED_SCHEMA, **dataclasses.asdict(self)}
 
 
@@ -424,7 +424,7 @@ class History(Shown):
     rows: tuple[PastRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `reconcile --history --json` prints (docs/calibration.md)."""
+        """Return the object that `reconcile --history --json` prints (docs/how-to/calibration.md)."""
         rows = [{**dataclasses.asdict(row), "relative_error": row.relative_error} for row in self.rows]
         return {"schema": SCHEMA, "file": self.file, "rows": rows}
 

@@ -95,7 +95,7 @@ def xplane_files(path: Path) -> tuple[Path, ...]:
 
 
 def is_xplane(path: Path) -> bool:
-    """Return whether a path is an XPlane file or a folder; otherwise it is taken for Kineto's JSON.
+    """Return whether a path is an XPlane file or a folder; otherwise it is read as Kineto's JSON.
 
     Raises:
         InputError: nothing is there, or a file of another kind.

@@ -1,4 +1,4 @@
-"""Make a step of the events of a trace: its seconds, and those of each class of work in it, on one device.
+"""Read one step from a trace's events: its seconds, and the seconds of each class of work, on one device.
 
 The events of an XPlane file name instructions of the compiled program, so the program tells the class of
 each. On a GPU XLA launches most kernels in CUDA graphs. Their events name the graph and the kernel: a kernel
@@ -41,7 +41,7 @@ _Classed = tuple[TraceEvent, str]  # an event with its class of work, "" if none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """One step of a trace on one device: its seconds, and those of each class of work.
+    """One step of a trace on one device: its seconds, and the seconds of each class of work.
 
     `seconds_by_class`: whole events. `exposed_by_class`: without what other classes hide; with gaps they sum
     to the step.

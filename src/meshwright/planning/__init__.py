@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._search import fitting_probability as fitting_probability
     from ._search import promise_of as promise_of
     from ._simplest import simplest_rows as simplest_rows
+    from ._slice_layouts import inside_slices as inside_slices
     from ._space import Candidates as Candidates
     from ._space import Space as Space
     from ._space import candidates_of as candidates_of

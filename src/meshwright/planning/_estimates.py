@@ -59,7 +59,7 @@ BACKWARD_BYTES = (32.0, 20.0, 12.0)
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
-# The next two were set beside one compiled step alone, 405B with 131,072 tokens (docs/adr/0014-context.md);
+# The next two were set beside one compiled step alone, 405B with 131,072 tokens (docs/dev/adr/0014);
 # what `alternate-dots` keeps is counted.
 PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
 EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
@@ -268,7 +268,7 @@ class Form:
         return state + gradients + copies + waiting + self._block_inputs() + kept + working + self._logits()
 
     def _mlp_share(self) -> Any:
-        """Return the rows of the MLP's products for each token: 1, or with experts those of their buffers."""
+        """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers."""
         model = self.config.model
         if not isinstance(model, TransformerModel) or model.num_experts is None:
             return 1.0
@@ -407,7 +407,7 @@ class Form:
 
     @cached_property
     def _shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return one candidate for each combination of sizes that products have, and each one's place."""
+        """Return one candidate for each combination of product sizes, and each candidate's combination."""
         sizes = self.candidates.sizes
         key = (self.tokens.astype(np.int64) * MOST_DEVICES + sizes[:, TENSOR]) * MOST_DEVICES + sizes[
             :, STAGE

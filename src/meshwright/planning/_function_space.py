@@ -72,7 +72,7 @@ class FunctionSpace:
         return ", ".join(f"{name} {value}" for name, value in self.chosen(row).items())
 
     def properties(self) -> NDArray[np.float64]:
-        """Return what the search's effects belong to: the scale of all, each axis, each value of a knob."""
+        """Return the features of the search's effects: a constant, each axis, each value of a knob."""
         sizes = self.sizes.astype(float)
         columns = [np.full(len(self), UNKNOWN / FUNCTION_PRIORS.time_effect)]
         for axis in range(len(self.axes)):

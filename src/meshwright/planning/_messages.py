@@ -16,6 +16,9 @@ def collective_of(
 ) -> Numbers:
     """Return the seconds of a collective of one kind, by candidate.
 
+    Between hosts of GPUs, NCCL's rings use both links at once. Between TPU slices, XLA reduces inside each,
+    then joins each device's part with its like in the other slices, then gathers inside.
+
     Args:
         whole: the bytes of the whole array.
         share: the share of it that one device sends.
@@ -41,14 +44,17 @@ def collective_of(
     if network is None:
         raise _no_rate(machine, "between domains")
     network *= machine.shared.network_efficiency
+    alpha = machine.shared.network_alpha_seconds * (domains - 1)
     if permute:
-        between = whole / network
-    elif kind == "all-to-all":
-        between = whole * (size - members) / size / network
-    else:
-        in_trees = kind == "all-reduce" and domains == 2
-        between = whole * (1.0 if in_trees else share) / members / network
-    return np.maximum(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
+        return np.maximum(inside, whole / network) + alpha
+    if kind == "all-to-all":
+        return np.maximum(inside, whole * (size - members) / size / network) + alpha
+    if machine.is_tpu:
+        parts = (2 if kind == "all-reduce" else 1) * (domains - 1) / domains
+        return inside + whole * parts / members / network + alpha
+    in_trees = kind == "all-reduce" and domains == 2
+    between = whole * (1.0 if in_trees else share) / members / network
+    return np.maximum(inside, between) + alpha
 
 
 def _no_rate(machine: Machine, where: str) -> InputError:

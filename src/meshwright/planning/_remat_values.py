@@ -49,7 +49,7 @@ LISTED_BYTES = {
 
 
 class RematValues(Sequence[str]):
-    """All policies by their place: those with a name, then every list of results.
+    """All policies by index: named ones, then every list of results.
 
     A list's place is the number of policies with a name, and a bit for each result that it keeps. Iterating
     yields the policies with a name alone.
@@ -83,7 +83,7 @@ class RematValues(Sequence[str]):
         return in_order(tuple(name for name in _NAMES if (index - NUM_NAMED) >> _NAMES.index(name) & 1))
 
     def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
-        """Return the place of a policy."""
+        """Return the index of a policy."""
         results = saved_results(value)
         if results is None:
             return NAMED_REMAT.index(value)
@@ -91,7 +91,7 @@ class RematValues(Sequence[str]):
 
 
 def kinds(places: Places) -> Places:
-    """Return the places of policies with a name, and one more for all lists."""
+    """Return the indices of named policies, and one more for all lists."""
     return np.minimum(places, NUM_NAMED)
 
 

@@ -37,7 +37,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priors:
-    """Standard deviations of ln(compiled / estimate): of one effect, and of what no effect explains."""
+    """Standard deviations of ln(compiled / estimate): of one effect, and of the residual."""
 
     time_effect: float = 0.12
     time_noise: float = 0.04
@@ -53,7 +53,7 @@ class Searchable(Protocol):
         ...
 
     def properties(self) -> Numbers:
-        """Return what the effects belong to, [candidates, properties]; the first column is constant."""
+        """Return the features of the effects, [candidates, properties]; the first column is constant."""
         ...
 
     def families(self) -> NDArray[np.int64]:

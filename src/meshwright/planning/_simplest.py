@@ -1,7 +1,8 @@
 """Choose the layouts that a person would try first, so that a plan always compiles them.
 
 They are `fsdp` alone, and `fsdp` with `tensor` inside a host, each with full and with no rematerialisation,
-without stages, offload or ZeRO-1. Whatever a search prefers, its answer then stands beside these.
+without stages, offload or ZeRO-1. Of several TPU slices, both have `data` over the slices. Whatever a search
+prefers, its answer then stands beside these.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from meshwright.hardware import Fleet
 
-from ._space import FSDP, SETTINGS, TENSOR, Candidates
+from ._space import DATA, FSDP, SETTINGS, TENSOR, Candidates
 
 _REMAT = ("full", "none")
 _PLAIN = {"zero1": "false", "offload": "none"}
@@ -36,8 +37,9 @@ def simplest_rows(candidates: Candidates, fleet: Fleet, promise: NDArray[np.floa
     plain = (candidates.inner == TENSOR) & (candidates.chunks == 1)
     for name, value in _PLAIN.items():
         plain &= candidates.settings[name] == SETTINGS[name].index(value)
-    others = [axis for axis in range(candidates.sizes.shape[1]) if axis not in (FSDP, TENSOR)]
+    others = [axis for axis in range(candidates.sizes.shape[1]) if axis not in (DATA, FSDP, TENSOR)]
     plain &= (candidates.sizes[:, others] == 1).all(axis=1)
+    plain &= candidates.size(DATA) == (fleet.num_domains if fleet.domain == "slice" else 1)
     fsdp, tensor = candidates.size(FSDP), candidates.size(TENSOR)
     in_host = (fsdp > 1) & (tensor > 1) & (fleet.chips_per_host % tensor == 0)
     rows: list[int] = []

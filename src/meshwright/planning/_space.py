@@ -141,7 +141,7 @@ class Candidates:
         return words if one_precision else f"{words}, {self.overrides(row)['precision']}"
 
     def properties(self) -> NDArray[np.float64]:
-        """Return what the search's effects belong to, [candidates, properties]: 1, then kinds of candidates.
+        """Return the features of the search's effects, [candidates, properties]: 1, then kinds of candidates.
 
         An axis counts by whether it is there and by the logarithm of its size.
         """
@@ -537,7 +537,7 @@ def _orders_that_differ(candidates: Candidates, fleet: Fleet, has_default: bool)
 
 
 def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> NDArray[np.bool_]:
-    """Return which candidates' value of a setting changes their program; the first value stands for all."""
+    """Mark the candidates to keep: one whose program a setting does not change has its first value alone."""
     first = candidates.settings[name] == values[0]
     if name == "zero1":
         return first | (candidates.size(DATA) * candidates.size(CONTEXT) > 1)

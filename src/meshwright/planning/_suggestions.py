@@ -39,7 +39,7 @@ from meshwright.config import (
     overridden,
 )
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet
+from meshwright.hardware import Fleet, Slices
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes, format_count
 
@@ -148,8 +148,11 @@ def fleet_times(fleet: Fleet, times: int) -> Fleet | None:
 def smaller_fleets(largest: Fleet) -> list[Fleet]:
     """Return fleets of the same chip from the smallest up to `largest`: 1, 2, 3, 4, 6, 8, 12, 16 devices...
 
-    Sizes that no host or slice of the chip has are left out.
+    Sizes that no host or slice of the chip has are left out. More devices than one slice of `largest`
+    has are several of those.
 
+    >>> [fleet.name for fleet in smaller_fleets(Fleet.parse("4xv5e-16"))]
+    ['v5e-1', 'v5e-4', 'v5e-8', 'v5e-16', '2xv5e-16', '3xv5e-16', '4xv5e-16']
     >>> [fleet.name for fleet in smaller_fleets(Fleet.parse("24xH100"))]
     ['1xH100', '2xH100', '3xH100', '4xH100', '6xH100', '8xH100', '16xH100', '24xH100']
     """
@@ -164,17 +167,32 @@ def smaller_fleets(largest: Fleet) -> list[Fleet]:
 
 def _fleet_of_size(fleet: Fleet, num_devices: int) -> Fleet | None:
     per_host, name = fleet.chips_per_host, f"{num_devices}x{fleet.chip.name}"
+    if fleet.chip.slices is not None:
+        return _slices_of_size(fleet, fleet.chip.slices, num_devices)
     if fleet.num_hosts > 1 and num_devices > per_host:
         if num_devices % per_host:
             return None
         name = f"{num_devices // per_host}x{per_host}x{fleet.chip.name}"
-    if (slices := fleet.chip.slices) is not None:
-        cores = int(num_devices * slices.cores_per_chip_in_name / slices.devices_per_chip)
-        name = f"{fleet.chip.name}-{cores}"
     try:
         return Fleet.parse(name)
     except InputError:
-        return None  # no slice or host has that size
+        return None  # no host has that size
+
+
+def _slices_of_size(fleet: Fleet, slices: Slices, num_devices: int) -> Fleet | None:
+    """Return one slice of a size, or several of the fleet's; None if neither exists.
+
+    Several come first where the fleet has several.
+    """
+    slice_size = fleet.chips_per_domain
+    count = num_devices // slice_size if num_devices % slice_size == 0 else 1
+    for several in dict.fromkeys((1, count) if fleet.num_domains == 1 else (count, 1)):
+        cores = num_devices // several * slices.cores_per_chip_in_name // slices.devices_per_chip
+        try:
+            return Fleet.parse(f"{several}x{fleet.chip.name}-{cores}")
+        except InputError:
+            continue
+    return None
 
 
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> Iterator[Suggestion]:

@@ -86,7 +86,7 @@ class Queue:
         self._run(stream, transfer.name, transfer.seconds, link=transfer.link)
 
     def mark(self, stream: int) -> Mark:
-        """Return the end of what a stream has been given so far."""
+        """Return a mark at the end of a stream's work so far."""
         return self._ends.get(stream, Mark(0.0, LAUNCH))
 
     def wait(self, stream: int, mark: Mark) -> None:

@@ -106,16 +106,16 @@ class Before:
         return self.widths[kind]
 
     def deviation(self, name: str) -> float:
-        """Return the standard deviation of what is a class's own in the logarithm of its factor."""
+        """Return the standard deviation of a class's own part of its log factor."""
         return math.log(self.width(name)) / TAIL
 
     @property
     def shared_deviation(self) -> float:
-        """Return the standard deviation of what all classes share in the logarithms of their factors."""
+        """Return the standard deviation of the part that all classes' log factors share."""
         return math.log(self.whole_step) / TAIL
 
     def whole_width(self, name: str) -> float:
-        """Return the width of a class's factor, with what it shares with others."""
+        """Return the width of a class's factor, including the part that classes share."""
         return math.exp(TAIL * math.hypot(self.shared_deviation, self.deviation(name)))
 
 
@@ -151,7 +151,7 @@ class Factors:
 
     @property
     def again(self) -> float:
-        """Return the factor of kernels that the backward pass runs again, beside that of their class."""
+        """Return the additional factor of kernels that the backward pass recomputes."""
         known = self.by_class.get(RECOMPUTED)
         return 1.0 if known is None else known.value
 
@@ -160,12 +160,12 @@ class Factors:
         return min(1.0, *(self.of(name) for name in ("matmul", "attention", "convolution")))
 
     def resolves(self, name: str) -> bool:
-        """Return whether measurements more than halved what is uncertain about a class."""
+        """Return whether measurements more than halved the uncertainty of a class."""
         known = self.by_class.get(name)
         return known is not None and math.log(known.high / known.value) < RESOLVED * math.log(known.before)
 
     def deviation(self, exposed_seconds: Mapping[str, float], recomputed_seconds: float) -> float:
-        """Return the deviation of the logarithm of a step, with what remains between programs.
+        """Return the standard deviation of a step's log time, including the scatter between programs.
 
         Nine times of ten the logarithm is less than `TAIL` deviations off.
 
@@ -317,7 +317,7 @@ def _most_probable(
 
 
 def _can_disagree(runs: tuple[MeasuredRun, ...]) -> bool:
-    """Return whether several step times were measured; what a single one says is taken for what it is."""
+    """Return whether several step times were measured: a single one has no outlier to detect."""
     return sum(not run.classes for run in runs) > 1
 
 

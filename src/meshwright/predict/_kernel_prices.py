@@ -388,8 +388,11 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
         return Transfer(name=name, axes=where, link="inside", seconds=inside)
     network = _known(machine, machine.between_bytes_per_second, "between domains")
     network *= machine.shared.network_efficiency
-    between = crossing_bytes(message, domains, members) / network
-    seconds = max(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
+    between = crossing_bytes(message, domains, members, slices=machine.is_tpu) / network
+    # NCCL's rings use both links at once. XLA reduces inside a TPU slice before it sends, or gathers after.
+    at_once = not machine.is_tpu or message.kind in ("all-to-all", "collective-permute")
+    seconds = max(inside, between) if at_once else inside + between
+    seconds += machine.shared.network_alpha_seconds * (domains - 1)
     return Transfer(name=name, axes=where, link="between", seconds=seconds)
 
 

@@ -48,7 +48,7 @@ def share_of_peak(figure: Mapping[str, Any], chip: Chip) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """Hold what one card reached by itself.
+    """Rates that one card reached without neighbours.
 
     `share`: of the peak, in products of 16 bits. `attention`: rates of one library's kernel by head size and
     length; empty where that kernel was not measured. `measured`: which cards, in words.
@@ -60,7 +60,7 @@ class Alone:
 
 
 def alone_rates(system: str | None, chip: Chip, attention_kernel: str) -> Alone | None:
-    """Return what a chip reaches alone, or None if no card of its silicon was measured.
+    """Return the rates of a single chip, or None if no card of its silicon was measured.
 
     `system`: the chip's name among the measured systems of rates.toml.
     """

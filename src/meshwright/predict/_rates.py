@@ -150,7 +150,7 @@ def sustained_share(chip: Chip) -> float | None:
 
 
 def _sustained_figure(chip: Chip) -> Mapping[str, Any] | None:
-    """Return the entry of runs.toml with what a chip of this silicon sustains; None where it has none."""
+    """Return the entry of runs.toml for the sustained rate of a chip's silicon; None if there is none."""
     for system, figure in runs()["sustained"].items():
         if chip.name in figure.get("names", ()) or chip.name in names_of(system):
             return figure
@@ -540,7 +540,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
 
 
 def _as_cards_reached(machine: Machine, fleet: Fleet, attention_kernel: str) -> Machine:
-    """Return the machine with what cards of its silicon reached by themselves, where any were measured.
+    """Return the machine with the rates of single cards of its silicon, if any were measured.
 
     A fleet has their attention by cuDNN, and products that last. One device has all that they reached.
     """

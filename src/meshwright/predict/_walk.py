@@ -86,7 +86,7 @@ Prices = dict[Key, KernelTime]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variation:
-    """A difference between the program that is walked and the program as it is.
+    """A change to the program that is walked.
 
     `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
     which the link of every collective is derived again. `skips`: returns True for instructions to leave out.
@@ -131,7 +131,7 @@ class Schedule:
         return self._phase[key]
 
     def steps(self, computation: Computation) -> tuple[tuple[str, Instruction], ...]:
-        """Return the instructions that take time or wait, as they are scheduled, with what each does.
+        """Return the instructions that take time or wait, in schedule order, each with its kind.
 
         One of: await | loop | branch | exchange | call | kernel | carry (a kernel, while collectives run).
         """
@@ -183,7 +183,7 @@ class Schedule:
         return known is None or any(work.format == format_name for _, _, work in known.products)
 
     def work(self, computation: Computation, instruction: Instruction) -> KernelWork:
-        """Return what an instruction of the compute stream does."""
+        """Return the work of an instruction on the compute stream."""
         key = (computation.name, instruction.name)
         if key not in self._work:
             self._work[key] = kernel_work(self.program, computation, instruction)

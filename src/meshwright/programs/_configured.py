@@ -132,7 +132,9 @@ def configured(config: str | RunConfig, overrides: Overrides, layout: str | None
     return load(config, [*given, f"layout={layout}"])
 
 
-def run_named(verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
+def run_named(
+    verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None = None
+) -> RunConfig:
     """Return the configuration that a verb runs.
 
     Raises:

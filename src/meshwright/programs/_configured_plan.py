@@ -26,6 +26,7 @@ from meshwright.planning import (
     Search,
     Space,
     estimate,
+    inside_slices,
     knobs_of_run,
     parsed_knobs,
     room_of,
@@ -65,7 +66,7 @@ def run_candidates(
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
     named = parsed_knobs({name: list(values) for name, values in search.items() if name != REST})
     knobs = {**(knobs_of_run(run, fleet, named) if REST in search else {}), **named}
-    space = space_of(run, fleet, knobs)
+    space = inside_slices(run, fleet, space_of(run, fleet, knobs), knobs)
     if not space.num_considered:
         raise _nothing_legal(run, fleet, space)
     machine = machine_of(fleet, calibration_for(fleet), measured=measured_runs_for(fleet))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from meshwright.config import RunConfig
 from meshwright.errors import InputError
+from meshwright.registry import registered
 
 from ._configured import Configured, is_configuration
 from ._program import Program
@@ -62,13 +62,9 @@ CONFIGURATION = Kind(
 FUNCTION = Kind(what="a function", claims=_is_function, make=_function, options=("rules",))
 
 
-@cache
 def other_kinds() -> tuple[Kind, ...]:
     """Return the kinds that are registered outside the core, by name."""
-    from importlib.metadata import entry_points
-
-    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
-    return tuple(point.load() for point in found)
+    return tuple(registered(ENTRY_POINTS).values())
 
 
 def program_named(words: Sequence[str], options: Mapping[str, Any] | None = None) -> Program:

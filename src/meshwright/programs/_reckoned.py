@@ -85,10 +85,7 @@ def _read(text: str) -> Reckoned:
 
 def _reckon(folder: Path, compiled: Compiled, fleet: Fleet, rates: _Rates) -> Reckoned:
     known, doubts = rates
-    from meshwright.ledger import (  # half of what a command imports, and not needed to read
-        executions_in,
-        ledger_of,
-    )
+    from meshwright.ledger import executions_in, ledger_of
     from meshwright.predict import predict
 
     executions = executions_in(folder, compiled)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.compiler import SIMULATED, TARGET_COMPILER, Request, read_autotune_results, requested_options
-from meshwright.config import Layout, RunConfig
+from meshwright.config import Layout, RunConfig, check_slices
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from meshwright.ledger import allowance
@@ -31,7 +31,11 @@ def request_of(
     """Return what a compile worker is asked for: the program of a config and layout from `resolved`.
 
     `knobs`: keyword arguments of a foreign program's function.
+
+    Raises:
+        InputError: the layout straddles TPU slices, or no compiler is at hand for the fleet.
     """
+    check_slices(fleet, layout)
     platform = fleet.chip.platform
     simulated = simulate and platform != "cpu"
     topology: dict[str, Any] = {}

@@ -58,7 +58,7 @@ MOST_BARS, MOST_MODULES, MOST_BUFFERS, MOST_BUFFERS_ON_PAGE = 6, 6, 5, 12
 
 
 def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
-    """Return what would make it smaller, if it does not fit; then memory, FLOPs and traffic."""
+    """Return the sections on costs: savings if it does not fit, then memory, FLOPs and traffic."""
     return (
         *_smaller_sections(facts),
         *_memory_sections(facts, on_page=on_page),

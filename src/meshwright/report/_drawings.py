@@ -1,4 +1,4 @@
-"""Draw what matplotlib would only make larger: dots in a plane that say their words, and lanes of a step.
+"""Draw SVG without matplotlib: scattered dots with tooltips, and the lanes of a step.
 
 Used by: `_render`. A drawing is an `<svg>` element that needs nothing outside it. The words that appear when
 the pointer rests on a part are the part's `<title>`, for which a browser needs no script.

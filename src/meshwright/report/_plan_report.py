@@ -52,7 +52,7 @@ COLUMNS = ("layout", "settings", "step", "memory", "MFU", "")
 
 
 def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = "") -> Document:
-    """Return what a terminal shows of a plan.
+    """Return a plan as a document for a terminal.
 
     Args:
         most_rows: of the ranked table; all if None.
@@ -166,7 +166,7 @@ def _num_again(plan: Plan) -> int:
 
 
 def _simplest_words(plan: Plan, best: Planned, simplest: Planned) -> str:
-    """Name the simplest candidate whose interval overlaps that of the best, and what it costs."""
+    """Name the simplest candidate whose interval overlaps the best one's, and its extra time."""
     assert best.step_seconds is not None, "the winner has a time"
     assert simplest.step_seconds is not None, "only candidates with a time are in the interval"
     if simplest is best:

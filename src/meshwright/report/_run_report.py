@@ -173,7 +173,7 @@ def _sample_sections(measurement: Measurement, *, most_lines: int | None = None)
 
 
 def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[ReportSection, ...]:
-    """Return predicted beside measured quantities, how they were measured, and whether the program ran."""
+    """Return sections that compare predicted with measured quantities, and say how they were measured."""
     rows = [row_cells(row) for row in reconciliation.rows]
     ways = [(row.quantity, row.how) for row in reconciliation.rows]
     ways += [(name, f"not compared: {why}") for name, why in reconciliation.not_compared.items()]

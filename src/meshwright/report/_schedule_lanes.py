@@ -82,7 +82,7 @@ def lanes_of(busy: Busy) -> Lanes | None:
 
 
 def _by_class(named: Mapping[str, tuple[float, ...]]) -> _Rows:
-    """Return the shares with those of one collective over several axes added up."""
+    """Return the shares, with one collective's shares summed over its axes."""
     rows: _Rows = {}
     for name, shares in named.items():
         key = name.partition("[")[0]

@@ -2,7 +2,7 @@
 
 A parameter declares the names of its dimensions, and an activation is pinned by the names of its dimensions.
 Tables in `config` map these names to mesh axes. Every matmul output must be pinned: otherwise the partitioner
-silently gathers whole activations or weights (docs/how-weighing-works.md).
+silently gathers whole activations or weights (docs/explanation/how-weighing-works.md).
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def on_each_device(local: Callable[..., Any], mesh: AnyMesh, inputs: Any, output
     """Return a function that runs `local` on each device's shards.
 
     It is `jax.shard_map` over all axes that are not manual yet; `local` itself if nothing is left to split.
+    Where some are manual, the others become so even with one device: XLA partitions no Pallas kernel.
 
     Args:
         local: the function of one device's shards.
@@ -84,9 +85,9 @@ def on_each_device(local: Callable[..., Any], mesh: AnyMesh, inputs: Any, output
         inputs: PartitionSpecs of the arguments.
         outputs: PartitionSpecs of the results.
     """
-    if num_shards(mesh) == 1:
-        return local
     left = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
+    if not left or (num_shards(mesh) == 1 and not mesh.manual_axes):
+        return local
     return jax.shard_map(
         local, mesh=mesh, in_specs=inputs, out_specs=outputs, axis_names=left, check_vma=False
     )

@@ -1,4 +1,4 @@
-"""Describe arguments of a step without making them: shapes of what a function returns, placed on a mesh.
+"""Describe a step's arguments without making them: a function's results as shapes, placed on a mesh.
 
 Used by: users, as `mw.abstract` and `mw.place`, for the arguments of `mw.weigh(step, args=..., on=...)`.
 """
@@ -56,8 +56,8 @@ def place(mesh: Mesh | AbstractMesh, tree: Any, spec: PartitionSpec | Chosen | A
         mesh: a `jax.sharding.Mesh`, or an `AbstractMesh`, which needs no devices.
         tree: arrays or shapes, anywhere in it; other leaves stay as they are.
         spec: a `PartitionSpec` for every array; or a tree of them, a prefix of the arrays'; or a function
-            that gets the path ("['layers'][0]['w']") and the array and returns one. Arrays without dimensions
-            are on every device.
+            that gets the path (`"['layers'][0]['w']"`) and the array and returns one. Arrays without
+            dimensions are on every device.
 
     Returns:
         The tree with a `jax.ShapeDtypeStruct` for each array, whose sharding is over the mesh.

@@ -45,7 +45,7 @@ class _Versions:
 
     @staticmethod
     def cusolver_get_version() -> int:
-        """Return that of CUDA 13.0; since 11.7.1 cuSOLVER has the decomposition that JAX calls."""
+        """Return cuSOLVER's version in CUDA 13.0; since 11.7.1 it has the decomposition that JAX calls."""
         return 12000
 
 

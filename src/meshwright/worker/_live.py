@@ -335,7 +335,7 @@ def _name(step: Any) -> str:
 
 
 def _shape_of(leaf: Any) -> Any:
-    """Return the shape of an array, with its sharding if that is over a mesh; what is no array as it is."""
+    """Return an array's shape, with its sharding if that is over a mesh; return other values unchanged."""
     if not _is_array(leaf):
         return leaf
     sharding = getattr(leaf, "sharding", None)

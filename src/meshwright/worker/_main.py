@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,19 +47,17 @@ from meshwright.compiler import (
     fingerprint_of,
     installed_versions,
     loading_results,
+    user_flags,
 )
 from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
 
-from ._optimised import optimised
+from ._assembler import Gate, put_assembler
+from ._optimised import is_steady, may_fail_late, optimised
+from ._reports import are_written, bytes_in, program_in, texts_in
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
-# It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
-# step's compilation. A weighing reads the optimised program, and never loads machine code (docs/adr/0010).
-NO_ASSEMBLER = """#!/bin/sh
-[ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.0' && exit
-while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; done
-"""
+TOOLKIT = "cuda"  # in a worker's folder
 ROLES = {
     "parameters": "parameters",
     "frozen": "frozen_parameters",
@@ -99,11 +97,14 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
     accepted = accepted_options(request.options, _identity())
     options = {**accepted.options, **outputs}
-    executable = _made(request, work, lambda: compiled_text(lowered, chosen, options, request.name))
+    analysis = _optimise(
+        request,
+        work,
+        lambda: compiled_text(lowered, chosen, options, request.name).get_compiled_memory_stats(),
+    )
     seconds = time.monotonic() - started
     begin_phase(work, "saving")
-    texts = _texts(work / "dump")
-    program = texts[TEXTS[0]] if executable is None else executable.hlo_modules()[0].to_string()
+    texts = texts_in(work / "dump")
     record = Compiled(
         schema=SCHEMA,
         name=request.name,
@@ -118,13 +119,13 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         without_options=accepted.without,
         arguments=lowered.arguments,
         traced_flops=lowered.traced_flops,
-        reported_bytes={} if executable is None else _reported(executable.get_compiled_memory_stats()),
         compile_seconds=seconds,
-        fingerprint=fingerprint_of(program),
+        **_reported(request, work, texts, analysis),
         num_parameters=None,
         num_matmul_parameters=None,
         tokens_per_step=None,
         sequence_length=None,
+        device_ids=_numbers_of_slices(chosen),
     )
     with _cache.writing_cache():
         record.save(made, texts)
@@ -152,7 +153,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     mesh = mesh_of(request.mesh_axes, devices)
     begin_phase(work, "tracing")
     with libraries_of_plugin(request.platform), _surroundings(request, devices):
-        step, arguments, keywords, facts = _program(request, mesh)
+        step, arguments, keywords, facts, mesh = _program(request, mesh)
+        check_mesh_of_slices(mesh, request.fleet)
         traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
     if request.function is not None:
@@ -167,14 +169,18 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     keeps = _keep_executable(request.platform)
     accepted = accepted_options(request.options, _identity())
     options = {**accepted.options, **outputs}
-    executable = _made(request, work, lambda: _compile_lowered(lowered, request, options))
-    if keeps and not any((work / "dump").glob("*-buffer-assignment.txt")):  # kept from before: only loaded
+    analysis = None
+    if keeps:
+        _compile_lowered(lowered, request, options)
+    if not are_written(work / "dump"):  # an executable that was kept before is only loaded, without reports
         shutil.rmtree(work / "dump", ignore_errors=True)
         _keep_no_executable()
-        executable = _compile_lowered(lowered, request, options)
+        analysis = _optimise(
+            request, work, lambda: _compile_lowered(lowered, request, options).memory_analysis()
+        )
     seconds = time.monotonic() - started
     begin_phase(work, "saving")
-    texts = _texts(work / "dump")
+    texts = texts_in(work / "dump")
     record = Compiled(
         schema=SCHEMA,
         name=request.name,
@@ -188,10 +194,10 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         without_options=accepted.without,
         arguments=_arguments(traced, lowered, arguments, request),
         traced_flops=flops,
-        reported_bytes={} if executable is None else _reported(executable.memory_analysis()),
         compile_seconds=seconds,
-        fingerprint=fingerprint_of(texts[TEXTS[0]] if executable is None else executable.as_text()),
+        **_reported(request, work, texts, analysis),
         coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
+        device_ids=_numbers_of_slices(mesh.devices.flat),
         **facts,
     )
     with _cache.writing_cache():
@@ -266,8 +272,34 @@ def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
 
 
-def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """Return the jitted step, its abstract arguments and keywords, and facts from the config."""
+def _numbers_of_slices(devices: Iterable[Any]) -> tuple[int, ...]:
+    """Return libtpu's numbers of devices that are in several TPU slices; nothing for any others."""
+    listed = list(devices)
+    slices = {getattr(device, "slice_index", 0) for device in listed}
+    return tuple(int(device.id) for device in listed) if len(slices) > 1 else ()
+
+
+def check_mesh_of_slices(mesh: Any, fleet: str) -> None:
+    """Raise if a mesh on several TPU slices is not in their order, or an axis lies unevenly over them.
+
+    Raises:
+        InputError: it is; libtpu's process would end, or the groups would be taken for those of other slices.
+    """
+    numbers = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
+    if numbers != sorted(numbers):
+        shown = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+        raise InputError(
+            f"the mesh {shown} of the program goes through the slices of {fleet} more than once",
+            hint="order its devices by slice, as jax.devices() lists them: the axis over the slices first",
+        )
+    from meshwright.config import Layout, check_slices
+    from meshwright.hardware import Fleet
+
+    check_slices(Fleet.parse(fleet), Layout(axes=tuple(mesh.shape_tuple)))
+
+
+def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]:
+    """Return the jitted step, its abstract arguments and keywords, facts from the config, and its mesh."""
     if request.config is not None:
         from meshwright.config import RunConfig
         from meshwright.trainer.step import build_step
@@ -282,14 +314,14 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
             "sequence_length": config.batch.sequence_length if config.model.takes == "sequences" else None,
             "mesh_axes": request.mesh_axes,
         }
-        return built.step, (built.state, built.batch), {}, facts
+        return built.step, (built.state, built.batch), {}, facts, mesh
     from ._foreign import foreign_program
 
     unknown: dict[str, Any] = dict.fromkeys(
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
     step, arguments, keywords, mesh = foreign_program(request, mesh)
-    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}
+    return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}, mesh
 
 
 def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractContextManager[None]:
@@ -301,11 +333,49 @@ def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractCo
     return on_the_fleet(request, devices)
 
 
-def _made(request: Request, work: Path, compile_program: Callable[[], Any]) -> Any:
-    """Return the executable; for a TPU None, once the reports on the optimised program are complete."""
-    if request.platform != "tpu":
+def _optimise(request: Request, work: Path, compile_program: Callable[[], Any]) -> Any:
+    """Compile until the reports on the optimised program are complete; longer where it may be refused late.
+
+    Options of the user's own may concern machine code, so a program with any is compiled to the end.
+
+    Returns:
+        What `compile_program` returns, if that was waited for.
+    """
+    dump = work / "dump"
+    if request.platform == "tpu":
+        return optimised(compile_program, lambda: is_steady(dump))
+    if user_flags():
         return compile_program()
-    return optimised(compile_program, work / "dump")
+    gate = Gate(work / TOOLKIT) if request.platform == "cuda" else None
+
+    def are_complete() -> bool:
+        complete = are_written(dump)
+        if not complete and gate is not None and gate.has_kept_waiting():
+            gate.open()
+        return complete
+
+    def may_fail() -> bool:
+        may = may_fail_late(program_in(dump), request.platform)
+        if may and gate is not None:
+            gate.open()
+        return may
+
+    return optimised(compile_program, are_complete, may_fail)
+
+
+def _reported(request: Request, work: Path, texts: Mapping[str, str], analysis: Any) -> dict[str, Any]:
+    """Return the record's fields that the reports make: the fingerprint, and sizes.
+
+    A TPU's dumped text is digested, which is that of no executable. Its sizes are those of the compiler's
+    memory analysis, where there is one (docs/dev/adr/0019).
+    """
+    program, assignment, _ = (texts[name] for name in TEXTS)
+    if request.platform != "tpu":
+        sizes = bytes_in(assignment)
+        return {"fingerprint": fingerprint_of(program_in(work / "dump")), "reported_bytes": sizes}
+    names = [name for name in dir(analysis) if name.endswith("_in_bytes")]
+    sizes = {name.removesuffix("_in_bytes").removesuffix("_size"): getattr(analysis, name) for name in names}
+    return {"fingerprint": fingerprint_of(program), "reported_bytes": sizes}
 
 
 def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue]) -> Any:
@@ -322,33 +392,16 @@ def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionVa
 def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
     """Return the options that name files of the worker's folder: the compiler's reports, and its inputs."""
     outputs: dict[str, OptionValue] = {**DUMP_OPTIONS, "xla_dump_to": str(work / "dump")}
+    if request.platform != "tpu":
+        outputs["xla_dump_hlo_as_proto"] = True  # the program as its executable prints it
     if request.platform == "cuda":
-        assembler = work / "cuda/bin/ptxas"
-        assembler.parent.mkdir(parents=True)
-        assembler.write_text(NO_ASSEMBLER)
-        assembler.chmod(0o700)
-        outputs["xla_gpu_cuda_data_dir"] = str(work / "cuda")  # where XLA looks first
+        put_assembler(work / TOOLKIT)
+        outputs["xla_gpu_cuda_data_dir"] = str(work / TOOLKIT)  # where XLA looks first
     if request.autotune_results:
         results = work / "autotune_results.txtpb"
         results.write_text(request.autotune_results)
         outputs |= loading_results(results)
     return outputs
-
-
-def _texts(dump: Path) -> dict[str, str]:
-    """Return the dumped program, buffer assignment and live ranges.
-
-    The files are found by their suffixes, because module ids are arbitrary.
-    """
-    suffixes = dict(zip(TEXTS, (".txt", "-buffer-assignment.txt", "-live-range.txt"), strict=True))
-    texts = {}
-    for name, suffix in suffixes.items():
-        found = sorted(dump.glob(f"*after_optimizations{suffix}"))
-        assert len(found) == 1, (
-            f"{suffix}: {[p.name for p in found]} of {[p.name for p in dump.iterdir()][:20]}"
-        )
-        texts[name] = found[0].read_text()
-    return texts
 
 
 def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> tuple[Argument, ...]:
@@ -417,11 +470,6 @@ def _moment(path: str) -> str:
     part = re.search(r"\.inner_states\['(\w+)'\]", path)
     fields = [name for name in re.findall(r"\.([A-Za-z_]\w*)", path) if not name.startswith("inner_state")]
     return ".".join([*([part[1]] if part else []), *fields[:1]])
-
-
-def _reported(analysis: Any) -> dict[str, int]:
-    names = [n for n in dir(analysis) if n.endswith("_in_bytes")]
-    return {n.removesuffix("_in_bytes").removesuffix("_size"): int(getattr(analysis, n)) for n in names}
 
 
 def _compiler_name(platform: str) -> str:

@@ -1,12 +1,17 @@
-"""Compile for a TPU until the optimised program is written, and wait for no machine code (docs/adr/0019).
+"""Compile until the optimised program is written, and wait for no machine code (docs/dev/adr/0019, 0021).
 
-XLA's compiler for TPUs writes its reports on the optimised program, then makes machine code, which takes ten
-to a hundred times as long. A weighing reads the reports alone. So the compiler runs in a thread, and the
-worker goes on as soon as the reports are complete. The thread ends with the process (`end_after`).
+XLA writes its reports on the optimised program, then makes machine code, which takes as long again for a GPU
+and ten to a hundred times as long for a TPU. A weighing reads the reports alone. So the compiler runs in a
+thread, and the worker goes on as soon as the reports are complete. The thread ends with the process
+(`end_after`).
+
+A program is waited for as long as making machine code of it may fail: it is refused then, as a run of it
+would be.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -14,20 +19,54 @@ from pathlib import Path
 from typing import Any
 
 LAST_REPORT = "*after_optimizations_after_buffer_assignment.txt"
-"""The last report that is written before machine code is made."""
-STEADY_SECONDS = 1.0  # no report has changed for so long
-_POLL_SECONDS = 0.05
+"""The last report that the compiler for TPUs writes before it makes machine code."""
+STEADY_SECONDS = 1.0  # no report of a TPU's program has changed for so long
+_POLL_SECONDS = 0.02
+
+# Calls that XLA leaves to libraries, which it does not ask before the program runs. Other calls (kernels of
+# Pallas and Triton, the user's own, callbacks) are looked up, built or compiled late.
+LIBRARY_CALLS = re.compile(r"__cublas\$|__cudnn\$|AllocateBuffer$")
+# Fusions that XLA cuts into tiles by its own rules. Those for matrix products, whose tiles a file of results
+# or the user may choose, have longer names.
+FUSIONS = {"__triton", "__custom_fusion", "__ynn_fusion"}
+# XLA has kernels for these numbers on every GPU and CPU. Others (four bits, rarer eight-bit floats) depend on
+# the target.
+NUMBERS = {"pred", "token", "opaque", "bf16", "f16", "f32", "f64", "c64", "c128", "f8e4m3fn", "f8e5m2"}
+NUMBERS |= {f"{sign}{bits}" for sign in "su" for bits in (8, 16, 32, 64)}
+_OPERATIONS = """
+    abs add all-gather all-reduce all-to-all and async bitcast bitcast-convert broadcast call ceil clamp
+    collective-permute compare complex concatenate conditional constant convert copy cosine custom-call divide
+    dynamic-slice dynamic-update-slice erf exponential exponential-minus-one floor fusion gather
+    get-tuple-element imag iota is-finite log log-plus-one logistic map maximum minimum multiply negate not or
+    pad parameter partition-id power real reduce reduce-precision reduce-scatter reduce-window remainder
+    replica-id reshape reverse round-nearest-afz round-nearest-even rsqrt scatter select shift-left
+    shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tan tanh transpose tuple
+    while xor
+"""
+OPERATIONS = frozenset(_OPERATIONS.split())
+ON_CPUS = {"convolution", "dot"}  # for a GPU they are calls of libraries, or kernels with tiles of their own
+_OPERATION = re.compile(
+    r"^\s+(?:ROOT )?%\S+ = (?:\(.*?\)|\S+) ([a-z][a-z0-9-]*?)(?:-start|-done)?\(", re.MULTILINE
+)
+_NUMBER = re.compile(r"(?<=[ (])([a-z]+[0-9]+[a-z0-9]*)\[")
+_FUSION = re.compile(r'"kind":"([^"]*)"')
+_CALL = re.compile(r'custom_call_target="([^"]*)"')
 
 
 def optimised(
-    compile_program: Callable[[], Any], reports: Path, steady_seconds: float = STEADY_SECONDS
+    compile_program: Callable[[], Any],
+    are_complete: Callable[[], bool],
+    may_fail: Callable[[], bool] = lambda: False,
 ) -> Any:
-    """Return the executable, or None as soon as the reports in a folder are complete, whichever is first.
+    """Return the executable, or None as soon as the compiler's reports are complete, whichever is first.
 
-    A compiler that does not write `LAST_REPORT` is waited for.
+    A compiler that never writes them is waited for.
+
+    Args:
+        may_fail: whether making machine code may fail, as the complete reports show. Then it is waited for.
 
     Raises:
-        Exception: whatever the compiler raises before its reports are complete.
+        Exception: whatever the compiler raises before the wait is over.
     """
     results: list[Any] = []
     failures: list[BaseException] = []
@@ -42,15 +81,36 @@ def optimised(
     thread.start()
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        if thread.is_alive() and _is_complete(reports, steady_seconds):
-            return None
+        if thread.is_alive() and are_complete():
+            if not may_fail():
+                return None
+            thread.join()
     if failures:
         raise failures[0]
     return results[0]
 
 
-def _is_complete(reports: Path, steady_seconds: float) -> bool:
+def is_steady(reports: Path, steady_seconds: float = STEADY_SECONDS) -> bool:
+    """Return whether the reports on a TPU's program are complete: the last is there, and none changes."""
     if not any(reports.glob(LAST_REPORT)):
         return False
     changed = max((path.stat().st_mtime for path in reports.iterdir()), default=0.0)
     return time.time() - changed >= steady_seconds
+
+
+def may_fail_late(program: str, platform: str) -> bool:
+    """Return whether XLA may still refuse an optimised program while it makes machine code.
+
+    It may where another compiler makes a kernel of the user's (Triton, Mosaic), or one whose tiles a file of
+    results chose; where a call is looked up by its name; and where an operation or number format is rare.
+
+    >>> may_fail_late('  %a = f32[2] custom-call(%b), custom_call_target="somebodys_kernel"', "cuda")
+    True
+    """
+    known = OPERATIONS | ON_CPUS if platform == "cpu" else OPERATIONS
+    return (
+        not known.issuperset(_OPERATION.findall(program))
+        or not NUMBERS.issuperset(_NUMBER.findall(program))
+        or not FUSIONS.issuperset(_FUSION.findall(program))
+        or not all(LIBRARY_CALLS.match(target) for target in _CALL.findall(program))
+    )

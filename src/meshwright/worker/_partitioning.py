@@ -53,7 +53,7 @@ def renamed(text: str) -> tuple[str, list[str]]:
 
 
 def rules_text(jaxpr: Any) -> str:
-    """Return what the partitioning rules of a program are, as text: the text of the program lacks them."""
+    """Serialise a program's partitioning rules, which its own text omits."""
     found: list[str] = []
     for eqn in equations(jaxpr):
         if eqn.primitive is jaxs.custom_partitioning_p:

@@ -51,7 +51,7 @@ LARGE_BYTES = 2**20  # a larger array that the script reads and that is not know
 SECONDS_WITHOUT_BACKWARD = 60.0  # after which the largest call is taken, if no call has a backward pass
 FOR_TORCH = (
     "let a function return its module and one batch, and weigh that by its name, FILE.py:function; "
-    "docs/pytorch.md has an example"
+    "docs/how-to/pytorch.md has an example"
 )
 SHARDING = re.compile("sharding|Explicit|mesh", re.IGNORECASE)  # what errors of meshes speak of
 CALLS_FOR_ALL = 50  # of the chosen call, before each call is weighed
@@ -484,7 +484,7 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 def _branch_of(frame: traceback.FrameSummary) -> str:
-    """Return the branch of a frame's function that may depend on the statement that it runs, in words.
+    """Describe the branch in a frame's function that may depend on the statement being run; "" if none does.
 
     The statement's test itself, or one that reads a name to which the statement's value flows.
     """

@@ -126,7 +126,7 @@ def _call(eqn: Any) -> KernelCall:
 
 
 def name_of(eqn: Any) -> str:
-    """Return the name of a kernel: its own, else that of its function."""
+    """Return a kernel's own name, or its function's name if it has none."""
     if eqn.primitive.name == FOREIGN:
         return eqn.params["target_name"]
     function, _, place = (eqn.params["jaxpr"].debug_info.func_src_info or "").partition(" at ")

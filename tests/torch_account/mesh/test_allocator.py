@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from meshwright.torch_account._allocator import MIB, CachingAllocator, segments_expand
 
 

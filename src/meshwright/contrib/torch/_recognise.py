@@ -103,7 +103,7 @@ def torch_script_error(file: Path, fleet: str) -> InputError:
         "    def build():",
         f"        module = {module or 'MODEL'}{about}",
         f'        return {{"module": module, {given}}}',
-        f"and `meshwright weigh weigh_model.py:build --on {fleet}`; docs/pytorch.md says more",
+        f"and `meshwright weigh weigh_model.py:build --on {fleet}`; docs/how-to/pytorch.md says more",
     ]
     return InputError(
         f"{file} trains with PyTorch, and this command weighs scripts of JAX; nothing of it was run",

@@ -14,7 +14,7 @@ Rule = Callable[..., Any]
 
 
 def _dtype(name: str | None) -> Any:
-    """Return a format as JAX holds it: 64-bit ones are 32 bits wide unless JAX is told otherwise."""
+    """Return JAX's format: 64-bit formats become 32 bits wide unless `jax_enable_x64` is set."""
     return None if name is None else held(name)
 
 

@@ -27,5 +27,5 @@ def has_rule(name: str, overload: str) -> bool:
 
 
 def rule_of(name: str, overload: str) -> Rule:
-    """Return the rule of an operation: that of the overload, else that of all its overloads."""
+    """Return the rule for an operation's overload, or for all its overloads."""
     return RULES.get(f"{name}.{overload}") or RULES[name]

@@ -46,7 +46,7 @@ def _fmod(self: Any, other: Any) -> Any:
 
 
 def magnitude(self: Any) -> Any:
-    """Return absolute values; the gradient at 0 is 0 as in PyTorch, where that of `jnp.abs` is 1."""
+    """Return absolute values; the gradient at 0 is 0, as in PyTorch (`jnp.abs` has 1)."""
     return jnp.where(self == 0, jnp.zeros_like(self), jnp.abs(self))
 
 

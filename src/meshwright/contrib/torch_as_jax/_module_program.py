@@ -35,7 +35,7 @@ class ArraySpec:
     dtype: str
 
     def described(self) -> jax.ShapeDtypeStruct:
-        """Return it as JAX holds it: 64-bit formats are 32 bits wide unless JAX is told otherwise."""
+        """Return the array as JAX holds it: 64-bit formats in 32 bits unless `jax_enable_x64` is set."""
         return jax.ShapeDtypeStruct(self.shape, held(self.dtype))
 
 

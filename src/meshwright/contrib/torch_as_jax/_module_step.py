@@ -176,7 +176,7 @@ class ModuleStep:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
     def _whole(self, each: ArraySpec) -> jax.ShapeDtypeStruct:
-        """Return an input of all devices: those of single devices follow one another in their first dim."""
+        """Return an input for all devices, concatenated along the first dim."""
         one = each.described()
         if not one.shape:
             return self._on_mesh(one, PartitionSpec())
@@ -305,7 +305,7 @@ def _product(sizes: Any) -> int:
 
 
 def attention_on(chip: Chip, simulated: bool = False) -> Attention:
-    """Return the attention for a chip: cuDNN's flash kernel where it can, else that of plain JAX.
+    """Return the attention for a chip: cuDNN's flash kernel if it applies, else plain JAX.
 
     cuDNN's takes half precision without a mask, with as many queries as keys if it is causal.
     """

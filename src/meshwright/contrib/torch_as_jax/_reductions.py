@@ -59,7 +59,7 @@ def _var_by_correction(self: Any, dim: Any = None, correction: Any = None, keepd
 
 
 def _power(x: Any, exponent: float) -> Any:
-    """Return a power whose gradient at 0 is 0, as that of PyTorch's norms and deviations."""
+    """Return a power whose gradient at 0 is 0, as in PyTorch's norms and deviations."""
     return jnp.where(x == 0, 0, jnp.where(x == 0, 1, x) ** exponent)
 
 

@@ -89,7 +89,7 @@ def answer_apart(
     on_phase: Callable[[str], None],
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Any:
-    """Return the answer of a process of its own to a request.
+    """Run a request in a child process, and return its answer.
 
     Args:
         server: the name of the module that it runs, which calls `serve`.
@@ -139,7 +139,7 @@ def _follow(
 
 
 def _answer(function: str, status: int, folder: Path) -> Any:
-    """Return the answer, or raise the error in it or that of a process without one."""
+    """Return the answer; raise its error, or an error that the process ended without an answer."""
     file = folder / "answer.json"
     if (text := from_child(file)) is not None:
         try:

@@ -84,7 +84,7 @@ def cudas_autocast() -> Iterator[None]:
 
 
 def under_autocast(name: str, function: Function, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that stands for an operator as CUDA's autocast, if it is on, would call that."""
+    """Call a function in place of an operator, with CUDA's autocast rules if autocast is on."""
     tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     device = next((tensor.device.type for tensor in tensors), CPU)
     if name in _cast_on(CUDA) and torch.is_autocast_enabled(device):
@@ -107,7 +107,7 @@ def _cast_on(device: str) -> frozenset[str]:
 
 
 def _kernel(name: str, function: Function, casts: Casts, device: str = CPU) -> Function:
-    """Return what autocast on CUDA puts around an operator's function."""
+    """Return an operator's function with the casts of CUDA's autocast around it."""
     prepare = _refuse if name == REFUSED else functools.partial(_cast_all, _format_rule(name), casts, device)
     if name in WITH_FORMAT:
         arguments = [argument.name for argument in operator(name)._schema.arguments]
@@ -182,7 +182,7 @@ def _refuse(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _cuda_is_here() -> Iterator[None]:
-    """Let code that asks for the autocast of "cuda" get that of the CPU, where its tensors are."""
+    """Redirect autocast for "cuda" to the CPU, where the tensors are."""
     kind, modes = torch.autocast, torch.amp.autocast_mode
     make, cast = kind.__init__, modes._cast
     is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype

@@ -136,7 +136,7 @@ class Launches:
         return "tf32" if switch.fp32_precision == "tf32" else "fp32"
 
     def message(self, call: OperationCall, message: RankMessage, ranks: tuple[int, ...]) -> None:
-        """Send a message on the current stream, or beside it where somebody waits for it later."""
+        """Send a message on the current stream, or on its own stream if something waits for it later."""
         try:
             self._send(call, message, ranks)
         except InputError as unknown:  # the catalog has no figure for a link

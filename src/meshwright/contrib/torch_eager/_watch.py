@@ -194,7 +194,7 @@ class Storages:
         self.phase = now
 
     def stage(self, tensor: torch.Tensor) -> None:
-        """Set a tensor's category to that of communication buffers, unless it is the module's or kept."""
+        """Mark a tensor as a communication buffer, unless it has another category already."""
         known = self.see(tensor)
         if known.category in (TEMPORARY, INPUTS):
             self._change(known, category=STAGING)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ._folder import steps_in as steps_in
     from ._folder import unread_newest as unread_newest
     from ._folder import write_probe as write_probe
-    from ._huggingface_export import export_huggingface as export_huggingface
-    from ._peft import export_peft as export_peft
+    from ._stored_arrays import StoredArray as StoredArray
     from ._stored_arrays import check_match as check_match
     from ._stored_arrays import export_parameters as export_parameters
     from ._stored_arrays import restore as restore
+    from ._stored_arrays import whole_array as whole_array
 
 __getattr__, __dir__ = names_on_first_use(__name__)

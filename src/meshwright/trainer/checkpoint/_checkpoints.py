@@ -288,7 +288,7 @@ def write_part(folder: Path, arrays: Sequence[HostArray], process: int) -> None:
 
 
 def take_part(folder: Path, process: int) -> list[StoredFile]:
-    """Read and delete what a process has left; a complete checkpoint contains no such file.
+    """Read and delete a process's list of files; a complete checkpoint contains no such list.
 
     Raises:
         OSError: it is missing: the processes do not see the same folder.

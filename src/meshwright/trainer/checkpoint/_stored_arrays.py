@@ -258,7 +258,7 @@ def _reason(wrong: ValueError) -> str:
 
 
 def _describe_tree(folder: Path, arrays: Sequence[HostArray]) -> None:
-    """Write what Orbax reads of the tree: its arrays are numpy's, so that they fit any device."""
+    """Write the tree's description for Orbax, with numpy arrays, which fit any device."""
     tree: dict[str, Any] = {}
     for array in arrays:
         kinds = [SEQUENCE_KEY if isinstance(key, int) else DICT_KEY for key in array.keys]

@@ -48,7 +48,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """A tokenizer with what else a model's folder says of texts: its chat template and its special tokens.
+    """A tokenizer with the chat template and special tokens of its model's folder.
 
     `template`: renders messages; None if there is none.
     `end`: the id that ends a completion.

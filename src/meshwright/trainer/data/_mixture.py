@@ -175,7 +175,7 @@ class MixedWindows:
         return batch
 
     def _places(self, first: int, count: int, split: Split) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source of each sequence from `first` on, and its place among all of that source."""
+        """Return the source of each sequence from `first` on, and its index within that source."""
         which, places = np.empty(count, np.int64), np.empty(count, np.int64)
         for cycle, begin, stop in _cycles(first, count):
             sources, ranks = _cycle(cycle, self.counts, self.seed, split)
@@ -219,7 +219,7 @@ def _cycles(first: int, count: int) -> Iterator[tuple[int, int, int]]:
 
 @functools.lru_cache(maxsize=4)
 def _cycle(cycle: int, counts: tuple[int, ...], seed: int, split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source of each place of a cycle, and its rank among that source's places in the cycle."""
+    """Return the source of each slot in a cycle, and its index among that source's slots."""
     permuted = windows_at(cycle * CYCLE, CYCLE, size=CYCLE, seed=seed + (1 << 62), split=split)
     sources = np.searchsorted(np.cumsum(counts), permuted, side="right")
     ranks = np.empty(CYCLE, np.int64)

@@ -63,7 +63,7 @@ def _block(block: int, size: int, seed: int, split: Split) -> np.ndarray:
 
 
 def _key(seed: int, split: Split, epochs: np.ndarray) -> np.ndarray:
-    """Return one key per place; places of one epoch share a key."""
+    """Return one random key per index; indices of one epoch share a key."""
     root = _mixed(np.array([seed], np.uint64) * np.uint64(len(STREAMS)) + np.uint64(STREAMS[split]))
     return _mixed(root + epochs)
 

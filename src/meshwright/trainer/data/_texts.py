@@ -299,7 +299,7 @@ class FileTokenizer:
         return text
 
     def _of_rust(self, work: Callable[[], Any]) -> Any:
-        """Return what the package does with a text.
+        """Call the package `tokenizers`, and word its errors.
 
         Raises:
             InputError: it fails, as a tokenizer does that has no token for an unknown word.

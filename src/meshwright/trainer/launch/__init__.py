@@ -1,4 +1,4 @@
-"""Find the processes of one run, exchange messages among them without using the devices, and write job files.
+"""Find the processes of one run, and exchange messages among them without using the devices.
 
 Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, and jax only when it is needed.
 """
@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._coordination import ALONE as ALONE
     from ._coordination import Alone as Alone
     from ._coordination import Peers as Peers
-    from ._job_files import JOB_KINDS as JOB_KINDS
-    from ._job_files import job_file as job_file
     from ._join import COORDINATOR as COORDINATOR
     from ._join import INDEX as INDEX
     from ._join import NUM_PROCESSES as NUM_PROCESSES

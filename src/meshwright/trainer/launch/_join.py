@@ -272,7 +272,7 @@ def _peers(client: Any, index: int, count: int) -> Alone:
 
 
 def _keep_stdout() -> None:
-    """Keep stdout for Python's output, and send what else is written there, as by Gloo, to stderr."""
+    """Keep stdout for Python's output, and redirect native libraries' output, such as Gloo's, to stderr."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)

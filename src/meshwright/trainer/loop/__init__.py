@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._interface import Evaluated as Evaluated
     from ._interface import Event as Event
     from ._interface import Finished as Finished
+    from ._interface import FirstParameters as FirstParameters
     from ._interface import FirstStepsDone as FirstStepsDone
     from ._interface import Noticed as Noticed
     from ._interface import RunRequest as RunRequest
@@ -36,7 +37,5 @@ if TYPE_CHECKING:
     from ._sample import sample_run as sample_run
     from ._training_run import check_resumed_state as check_resumed_state
     from ._training_run import run_training as run_training
-    from ._weights import FirstWeights as FirstWeights
-    from ._weights import base_of as base_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

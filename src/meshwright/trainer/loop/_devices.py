@@ -106,7 +106,7 @@ def devices_of(fleet: Fleet, layout: Layout) -> Devices:
 
 
 def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
-    """Return the devices of process `place` on its host, as indices into the devices that it sees.
+    """Return the devices of local process `place`, as indices into the devices that it sees.
 
     A scheduler may show each process only its own devices. Then fewer devices are visible than the host has
     processes, and all visible devices belong to the process.
@@ -211,7 +211,25 @@ def _attached(fleet: Fleet, devices: Devices) -> Devices:
             f"{peers.count} processes have {len(of_kind)} devices, and {fleet.name} has {fleet.num_devices}",
             hint="train on all of them with --on local, or start processes on fewer hosts",
         )
-    return of_kind[: fleet.num_devices]
+    return _slice_by_slice(fleet, of_kind)[: fleet.num_devices]
+
+
+def _slice_by_slice(fleet: Fleet, devices: Devices) -> Devices:
+    """Return devices of several TPU slices one slice after another, as the step was weighed.
+
+    Raises:
+        InputError: the attached slices are not those of the fleet.
+    """
+    if fleet.domain != "slice" or fleet.num_domains == 1:
+        return devices
+    by_slice = Counter(device.slice_index for device in devices)
+    if set(by_slice.values()) != {fleet.chips_per_domain} or len(by_slice) < fleet.num_domains:
+        attached = ", ".join(str(count) for _, count in sorted(by_slice.items()))
+        what = f"{fleet.name} has {fleet.num_domains} slices of {fleet.chips_per_domain} devices"
+        raise InputError(
+            f"{what}, and the attached ones have {attached}", hint="name the slices that are attached"
+        )
+    return sorted(devices, key=lambda device: device.slice_index)
 
 
 def _take_share() -> None:

@@ -199,8 +199,16 @@ class StepFlops:
 
 
 @runtime_checkable
-class HasParameters(Protocol):
-    """Parameters that lie ready, such as those of `FirstWeights`."""
+class FirstParameters(Protocol):
+    """Parameters to begin a run with, in place of random ones.
+
+    `documents`: files of the run's folder, by name, that say where they come from.
+    """
+
+    @property
+    def documents(self) -> dict[str, str]:
+        """Files of the run's folder by name."""
+        ...
 
     def parameters(self, abstract: Any) -> Any:
         """Return them as `abstract` (a tree of `jax.ShapeDtypeStruct`) lays them out."""
@@ -247,7 +255,7 @@ class RunRequest:
     about: Mapping[str, Any] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
     on_event: Listener = lambda event: None
-    first_weights: HasParameters | None = None
+    first_weights: FirstParameters | None = None
     profile: Path | None = None
     times_kernels: bool = False
     page: Page | None = None

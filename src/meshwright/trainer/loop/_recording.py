@@ -206,7 +206,7 @@ class RunWriter:
         self._add(NOTICES, _line(line))
 
     def close(self) -> None:
-        """Write what waits, as far as the disk allows, and close the files."""
+        """Write pending lines, as far as the disk allows, and close the files."""
         for file in self._open.values():
             file.close()
 

@@ -1,4 +1,4 @@
-"""Define the reference models: pure functions over declared parameters (docs/adr/0001).
+"""Define the reference models: pure functions over declared parameters (docs/dev/adr/0001).
 
 A new kind of model is a subclass of `Model` in a module of its own, and one line of `MODELS`.
 Imports: `config`, `sharding`, jax. Used by: `step`, `training`.

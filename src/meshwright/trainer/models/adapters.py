@@ -56,7 +56,7 @@ def num_inputs_of(name: str) -> int:
 def adapted(
     x: Float[Array, "batch sequence *inputs"], adapter: dict[str, Array], matrix: Parameter, context: Context
 ) -> Array:
-    """Return what an adapter adds to a product of `x` [batch, sequence, inputs], sharded as the product."""
+    """Return an adapter's contribution to a product of `x` [batch, sequence, inputs], sharded alike."""
     assert context.adapter_scale is not None, "the run has no adapters"
     num_inputs = x.ndim - 2
     inputs, outputs = matrix.dims[:num_inputs], matrix.dims[num_inputs:]

@@ -69,7 +69,7 @@ Saved = tuple[Array, Array, Array, Array | None, PartResult]
 
 
 class Shape(NamedTuple):
-    """The shape of attention beside causality.
+    """The shape of attention, apart from causality.
 
     `window`: the positions that a token sees, its own included; None for all. `cap`: scores become
     cap x tanh(scores / cap); None leaves them as they are (Gemma 2, https://arxiv.org/abs/2408.00118).

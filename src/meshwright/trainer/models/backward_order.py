@@ -28,7 +28,7 @@ Tree = Any
 
 @jax.custom_vjp
 def _together(x: Array, weights: Tree) -> tuple[Array, Tree]:
-    """Return `x` and `weights`; the gradients of either are used when those of both exist."""
+    """Return `x` and `weights`; the gradients of both become available at the same time."""
     return x, weights
 
 
@@ -36,7 +36,7 @@ _together.defvjp(lambda x, w: ((x, w), None), lambda _, gradients: jax.lax.optim
 
 
 def ordered(x: Array, layer: Tree, group: str, names: Container[str], context: Context) -> tuple[Array, Tree]:
-    """Return `x` and `layer`; in the backward pass the gradient of `x` waits for those of some matrices.
+    """Return `x` and `layer`; in the backward pass the gradient of `x` waits for some weights' gradients.
 
     Of a frozen matrix no gradient is computed: jax drops what a barrier returns and nothing uses.
 

@@ -132,7 +132,7 @@ def route(
 
 
 def _largest(x: Float[Array, "tokens places"], num: int) -> Bool[Array, "tokens num places"]:
-    """Return which places hold the largest number of each row, the second largest, and so on."""
+    """Return the indices of each row's largest numbers, the largest first."""
     left, chosen = x, list[Array]()
     for _ in range(num):
         best = jnp.argmax(left, axis=-1)[:, None] == jnp.arange(x.shape[1])[None]
@@ -170,7 +170,7 @@ def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> P
 
 
 def _rows(x: Array, places: Array) -> Array:
-    """Return the rows of `x` at `places`; zeros for places beyond its end."""
+    """Return the rows of `x` at `places`; zeros for indices beyond its end."""
     return jnp.take(x, places, axis=0, mode="fill", fill_value=0)
 
 

@@ -42,7 +42,7 @@ class _Share(NamedTuple):
 
 
 def part_sizes(num_pieces: int) -> list[int]:
-    """Return sizes whose sum is `num_pieces`, so that some of them add up to any number up to it.
+    """Return sizes that sum to `num_pieces`, such that subsets of them sum to every smaller number.
 
     >>> part_sizes(15), part_sizes(5), part_sizes(0)
     ([8, 4, 2, 1], [3, 1, 1], [])

@@ -21,7 +21,7 @@ Tree = Any
 
 @jax.custom_vjp
 def taken(layers: Tree, sums: Tree, start: Int[Array, ""]) -> tuple[Tree, Tree]:
-    """Return `layers` and `sums`; the gradient of `layers` is added to that of `sums`, from place `start`.
+    """Return `layers` and `sums`; the gradient of `layers` is added to `sums`' gradient, from index `start`.
 
     Args:
         layers: parameters [layers of a group, ...], or of one layer; they get no gradient of their own.
@@ -55,13 +55,13 @@ summed.defvjp(lambda x, sums, totals: (x, totals), lambda totals, d_x: (d_x, tot
 
 
 def places(num_layers: int, size: int) -> Int[Array, " groups"]:
-    """Return the place of the first layer of each whole group."""
+    """Return the index of the first layer of each complete group."""
     return jnp.arange(num_layers // size) * size
 
 
 @jax.custom_vjp
 def read_from(layer: Tree, stack: Tree, place: Int[Array, ""]) -> Tree:
-    """Return the layer at a place of a stack; its gradient is that of `layer`, which is the same layer.
+    """Return one layer of a stack; its gradient goes to `layer`, which is the same layer.
 
     A layer that goes into a rematerialised block is held back by a barrier, and so it is copied out of the
     stack. One that is read inside the block is not.

@@ -127,7 +127,7 @@ class How(NamedTuple):
 
 
 def capped(logits: Array, cap: float | None) -> Array:
-    """Return cap x tanh(logits / cap); without a cap, `logits` as they are."""
+    """Return cap x tanh(logits / cap), or `logits` unchanged without a cap."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
@@ -157,7 +157,7 @@ def _chunk_loss(
 
 
 def _chosen(logits: Array, places: Array, cap: float | None) -> Array:
-    """Return the logit at each place, and 0 for places of other devices.
+    """Return the logit of each token's target, or 0 where another device holds it.
 
     A gather, because a sum over all logits would be one kernel with the gradient, which an H200 then writes
     at half of the memory's rate.

@@ -29,21 +29,21 @@ class ProductDims(NamedTuple):
     num_batch: int
 
     def forward(self, x: Array) -> Any:
-        """Return those of x . W."""
+        """Return the dimension numbers of x @ W."""
         batch = tuple(range(self.num_batch))
         last = tuple(range(x.ndim - self.num_contracted, x.ndim))
         first = tuple(range(self.num_batch, self.num_batch + self.num_contracted))
         return (last, first), (batch, batch)
 
     def of_x(self, gradient: Array, matrix: Array) -> Any:
-        """Return those of the result's gradient and W, which give the gradient of x."""
+        """Return the dimension numbers of the product that gives the gradient of x."""
         batch = tuple(range(self.num_batch))
         num_outputs = matrix.ndim - self.num_batch - self.num_contracted
         outputs = tuple(range(gradient.ndim - num_outputs, gradient.ndim))
         return (outputs, tuple(range(matrix.ndim - num_outputs, matrix.ndim))), (batch, batch)
 
     def of_matrix(self, x: Array) -> Any:
-        """Return those of x and the result's gradient, which give the gradient of W."""
+        """Return the dimension numbers of the product that gives the gradient of W."""
         batch = tuple(range(self.num_batch))
         rows = tuple(range(self.num_batch, x.ndim - self.num_contracted))
         return (rows, rows), (batch, batch)

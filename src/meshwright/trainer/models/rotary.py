@@ -17,7 +17,7 @@ from meshwright.config import TransformerModel
 
 
 def score_factor(config: TransformerModel) -> float:
-    """Return what the scores of attention are multiplied by, beside the root of 1 / head_dim."""
+    """Return the factor of attention's scores, in addition to 1 / sqrt(head_dim)."""
     growth = 1 + 0.1 * config.rope_magnitude * math.log(config.rope_factor or 1)
     return math.sqrt(config.head_dim / (config.score_dim or config.head_dim)) * growth**2
 

@@ -642,7 +642,7 @@ class Transformer(Model):
 def _one_by_one(
     blocks: list[Any], x: Array, layers: list[tuple[Tree, Array]]
 ) -> tuple[Array, Balance | None]:
-    """Apply `layers`, each with the block of its place in a group; return the output and their `Balance`."""
+    """Apply `layers` in turn, each with the block for its index in the group; return output and `Balance`."""
     each: list[Balance | None] = []
     for place, layer in enumerate(layers):
         x, one = blocks[place % len(blocks)](x, layer)
@@ -687,5 +687,5 @@ def _inputs(batch: Batch) -> tuple[Array, Array | None]:
 
 
 def _norm_names(config: TransformerModel) -> tuple[str, ...]:
-    """Return the ends of the names of a block's norms: before attention or MLP, after it, or both."""
+    """Return the suffixes of a block's norm names: before attention or MLP, after it, or both."""
     return {"before": ("norm",), "after": ("out_norm",), "both": ("norm", "out_norm")}[config.norm_place]

@@ -147,7 +147,7 @@ def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
 
 
 def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
-    """Average arrays [parts, ...] over their first dim, of which each place of `replica_axes` has a part.
+    """Average arrays [parts, ...] over their first dim, which is sharded along `replica_axes`.
 
     They cross the network in their own format, and the results are in float32. Each array takes one
     all-reduce over these axes. If `shardings` shard a dim of its result over some of them, it takes one

@@ -327,7 +327,7 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
 def _spec_of_sides(
     name: str, shape: tuple[int, ...], parameter: Parameter, spec: PartitionSpec
 ) -> PartitionSpec:
-    """Return the PartitionSpec of a moment of a matrix's rows or columns; `spec` is that of the parameter.
+    """Return the PartitionSpec of a moment over a matrix's rows or columns, given the parameter's `spec`.
 
     Of a matrix's sides, Optax's Adafactor keeps the shorter in `v_row` and the longer in `v_col`. If they are
     equal, the second side counts as the longer.

@@ -60,7 +60,7 @@ class PaddedTables:
         return self._each(declared, padded)
 
     def shardings(self, shardings: Tree) -> Tree:
-        """Return gradients' shardings with those of padded tables as a step uses these."""
+        """Return the shardings of gradients, with padded tables sharded as the step uses them."""
 
         def in_use(_: NamedSharding, table: Parameter) -> NamedSharding:
             return NamedSharding(self._mesh, spec_in_step(table, self._mesh, self._zero1))
@@ -73,7 +73,7 @@ class PaddedTables:
             return self._each(parameters, self._by_rows)
 
     def narrowed(self, gradients: Tree) -> Tree:
-        """Return gradients of `widened` parameters as those of the parameters."""
+        """Drop the padding from gradients of `widened` parameters."""
         with jax.named_scope("unpad_vocabulary"):
             return self._each(gradients, self._by_columns)
 

@@ -164,7 +164,7 @@ class Totals(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """A stage's pass in a tick (`Table`), with what it computes on."""
+    """A stage's pass in one tick (`Table`), with its inputs."""
 
     exists: Bool[Array, ""]
     chunk: Int[Array, ""]
@@ -418,7 +418,7 @@ class Stage:
             return self.model.embed(self.parameters, *self.microbatch(number))
 
     def begun(self, carry: _Carry, tick: Array) -> _Carry:
-        """Let the first stage begin a microbatch; embed the next one, whose messages run beside this tick."""
+        """Begin a microbatch on the first stage, and embed the next one, whose messages overlap this tick."""
         number = self.pass_of(self.schedule.forward, tick, 0).microbatch
         with held_as("collective_staging"):
             x = jnp.where(self.is_first, carry.embedded, carry.x)
@@ -577,7 +577,7 @@ class Stage:
         return jnp.zeros(x.shape, x.dtype), Totals(jnp.float32(0), figures)
 
     def send(self, x: Array, way: int) -> Array:
-        """Send `x` to the stage `way` further on; return what this one is sent.
+        """Send `x` to the stage that is `way` stages ahead; return the array that this stage receives.
 
         With several chunks the last stage's neighbour is the first, which has the next chunk.
         """

@@ -1,0 +1,64 @@
+"""Read the parameters of a checkpoint by their paths, as exports need them.
+
+Used by: `_export_model` and `_peft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshwright.trainer.checkpoint import Found, whole_array
+from meshwright.trainer.models import CODES, SCALES, dequantised_array
+
+HELD = 3  # arrays in host memory at once: queries, keys and values may lie side by side in theirs
+
+
+class Parameters(Mapping[tuple[str, ...], np.ndarray]):
+    """One part of a checkpoint's state by path, layers stacked in front, each array read when asked for.
+
+    A matrix that is held in four bits is read as a whole one, in float32.
+
+    Args:
+        part: "parameters", or "frozen".
+        unrolled: whether each layer has arrays of its own in the checkpoint.
+    """
+
+    def __init__(self, found: Found, part: str, *, unrolled: bool) -> None:
+        self._found, self._unrolled = found, unrolled
+        self._arrays = {
+            array.path.removeprefix(f"{part}/"): array
+            for array in found.manifest.arrays
+            if array.path.startswith(f"{part}/")
+        }
+        self._read = lru_cache(HELD)(self._whole)
+
+    def __getitem__(self, path: tuple[str, ...]) -> np.ndarray:
+        return self._read(path)
+
+    def _whole(self, path: tuple[str, ...]) -> np.ndarray:
+        codes, scales = ((*path[:-1], f"{path[-1]}{part}") for part in (CODES, SCALES))
+        if self._name(codes, 0) in self._arrays:
+            return dequantised_array(self._whole(codes), self._whole(scales))
+        if not self._in_layers(path):
+            return whole_array(self._found, self._arrays[self._name(path)])
+        layers: list[np.ndarray] = []
+        while (name := self._name(path, len(layers))) in self._arrays:
+            layers.append(whole_array(self._found, self._arrays[name]))
+        return np.stack(layers)
+
+    def _in_layers(self, path: tuple[str, ...]) -> bool:
+        return self._unrolled and path[0] in ("layers", "dense_layers")
+
+    def _name(self, path: tuple[str, ...], layer: int = 0) -> str:
+        """Return an array's name in the checkpoint, for one layer if layers are stored separately."""
+        return "/".join((path[0], str(layer), *path[1:]) if self._in_layers(path) else path)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)

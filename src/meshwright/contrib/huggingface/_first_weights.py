@@ -1,0 +1,175 @@
+"""Begin a run from the weights of a Hugging Face model: safetensors files in a folder.
+
+Each process reads the parts that its own devices hold, from files that are mapped into memory.
+Used by: `train`, through the registry, and `_exports`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.config import RunConfig, TransformerModel
+from meshwright.errors import InputError
+from meshwright.files import read_json
+from meshwright.sharding import num_chunks_of, shape_of_layers
+from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
+
+from ._weight_files import WeightFiles
+from ._weight_names import Weight, part_of, weights_of
+
+Tree = Any
+BLOCKS = ("layers", "dense_layers")  # a list of layers where they are unrolled
+
+
+BASE = "base.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The folder of a Hugging Face model from which a run began, and its `model_type`."""
+
+    folder: str
+    model_type: str
+
+    def as_json(self) -> str:
+        """Return the content of the file that `base_of` reads."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def base_of(run: Path) -> Base | None:
+    """Return the weights that a run began from; None if it began from random parameters.
+
+    Raises:
+        InputError: the file that says so cannot be read.
+    """
+    path = run / BASE
+    if not path.is_file():
+        return None
+    try:
+        base = Base(**read_json(path))
+        if not (isinstance(base.folder, str) and isinstance(base.model_type, str)):
+            raise TypeError("its values are not text")
+        return base
+    except (OSError, ValueError, TypeError) as broken:
+        raise InputError(
+            f"{path} cannot be read: {broken}", hint='write {"folder": ..., "model_type": ...} of the base'
+        ) from broken
+
+
+class FirstWeights:
+    """The parameters with which a run begins, from the folder of a Hugging Face model.
+
+    `base`: that folder, and the model's type.
+
+    Raises:
+        InputError: the folder has no readable `config.json` and weights, or the run's model is no Transformer
+            of a family whose weights are known.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        path = folder / "config.json"
+        try:
+            file = read_json(path)
+            family = file["model_type"]
+            if not isinstance(family, str):
+                raise TypeError(f"model_type = {str(family)[:40]} is not text")
+        except (OSError, ValueError, KeyError, TypeError) as broken:
+            raise InputError(
+                f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
+            ) from broken
+        if not isinstance(config.model, TransformerModel):
+            raise InputError(
+                f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
+                hint=f"train {folder} itself",
+            )
+        if (quantised := file.get("quantization_config")) is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise InputError(
+                f"the weights in {folder} are quantised ({str(method)[:40]})",
+                hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
+            )
+        self.base = Base(folder=str(folder.resolve()), model_type=family)
+        self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
+        self._weights: tuple[Weight, ...] = weights_of(config.model, family)
+        self._files = WeightFiles(folder)
+
+    @property
+    def documents(self) -> dict[str, str]:
+        """The file of a run's folder that says what it began from, by its name."""
+        return {BASE: self.base.as_json()}
+
+    def parameters(self, abstract: Tree) -> Tree:
+        """Return the parameters as `abstract` (of `jax.ShapeDtypeStruct`) lays them out.
+
+        Raises:
+            InputError: an array is missing, or has another shape than the run's model.
+        """
+        flat, tree = jax.tree_util.tree_flatten_with_path(abstract)
+        paths = [tuple(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path) for path, _ in flat]
+        shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for path, (_, leaf) in zip(paths, flat, strict=True):
+            matrix, part = matrix_of(path)
+            shape = shape_of_layers(leaf, self._num_layers, path[-1])
+            if part != SCALES:  # the codes lie two in a byte
+                shapes[matrix] = (*shape[:-1], 2 * shape[-1]) if part == CODES else shape
+        if self._unrolled:
+            shapes = _stacked(shapes)
+        leaves = [self._array(path, leaf, shapes) for path, (_, leaf) in zip(paths, flat, strict=True)]
+        return jax.tree_util.tree_unflatten(tree, leaves)
+
+    def _array(self, path: tuple[str, ...], leaf: Any, shapes: dict[Any, tuple[int, ...]]) -> jax.Array:
+        matrix, held = matrix_of(path)
+        in_layer = self._unrolled and path[0] in BLOCKS
+        name = (path[0], *matrix[2:]) if in_layer else matrix
+
+        def read(wanted: tuple[slice, ...]) -> np.ndarray:
+            if not in_layer:
+                return part_of(self._weights, shapes, self._files.read, name, wanted)
+            layer = int(path[1])
+            return part_of(self._weights, shapes, self._files.read, name, (slice(layer, layer + 1), *wanted))[
+                0
+            ]
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            wanted = tuple(index or ())
+            if shape_of_layers(leaf, self._num_layers, path[-1]) != leaf.shape:
+                return self._staged(leaf, wanted, read)
+            if not held:
+                return np.ascontiguousarray(read(wanted), leaf.dtype)
+            *rest, last = wanted
+            found = quantised_part(lambda numbers: read((*rest, numbers)), shapes[name][-1], held, last)
+            return np.ascontiguousarray(found, leaf.dtype)
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+    def _staged(self, leaf: Any, wanted: tuple[slice, ...], read: Any) -> np.ndarray:
+        """Return a part of a pipeline's layers: in chunks, with zeros in the padding."""
+        num_chunks, (layers, *rest) = num_chunks_of(leaf), wanted[int(num_chunks_of(leaf) > 1) :]
+        per_chunk = leaf.shape[int(num_chunks > 1)]
+        start, stop, _ = layers.indices(per_chunk)
+        shape = [len(range(*part.indices(size))) for part, size in zip(wanted, leaf.shape, strict=True)]
+        values = np.zeros(shape, leaf.dtype)
+        for chunk in range(num_chunks):
+            first, last = (min(chunk * per_chunk + place, self._num_layers) for place in (start, stop))
+            if first < last:
+                (values[chunk] if num_chunks > 1 else values)[: last - first] = read(
+                    (slice(first, last), *rest)
+                )
+        return values
+
+
+def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Return the shapes with a leading dim for stacked layers."""
+    stacked: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for path, shape in shapes.items():
+        if path[0] in BLOCKS:
+            num_layers = 1 + max(int(each[1]) for each in shapes if each[0] == path[0])
+            path, shape = (path[0], *path[2:]), (num_layers, *shape)
+        stacked[path] = shape
+    return stacked
