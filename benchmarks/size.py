@@ -25,7 +25,9 @@ SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "meshwright"
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 700, 60
 MOST_LINES_OF_ALL, MOST_LINES_OF_THE_CORE = 54_000, 44_000
-MOST_LOADED = 60  # modules that `weigh PRESET` loads once its program is in the cache; and those of its worker
+MOST_LOADED = (
+    60  # modules that `weigh PRESET` loads once its program is in the cache; and those of its worker
+)
 MOST_LOADED_COLD = 90  # modules that it loads where it compiles and reckons
 MOST_PARAMETERS = 8  # of a verb
 MOST_PRIVATE = 57  # test files that import private modules
@@ -248,9 +250,7 @@ def imports_into_contrib() -> list[str]:
     """Return the modules outside contrib that import something of it, late or for types, but the face."""
     contrib = f"{PACKAGE.name}.contrib"
     outside = (name for name in _modules() if name != PACKAGE.name and not name.startswith(contrib))
-    return [
-        name for name in outside if any(each.startswith(contrib) for each in _imported(name, late=True))
-    ]
+    return [name for name in outside if any(each.startswith(contrib) for each in _imported(name, late=True))]
 
 
 def loaded_figures(preset: str, fleet: str) -> Iterator[Figure]:
@@ -269,7 +269,7 @@ def loaded(preset: str, fleet: str) -> list[str]:
 
 
 def loaded_by_worker(preset: str, fleet: str) -> list[str]:
-    """Compile a preset as its worker does, in another process, and return the modules of ours that it loads."""
+    """Compile a preset as its worker does, in another process, and return the modules of ours it loads."""
     with tempfile.TemporaryDirectory() as work:
         _printed(REQUEST, preset, fleet, work)
         return _printed(WORKER, work)

@@ -11,7 +11,7 @@ import meshwright as mw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-import size  # noqa: E402  the limits stand there, once
+import size  # the limits stand there, once
 
 pytestmark = pytest.mark.once
 PRESET, FLEET = "bytes-nano", "8xH100"

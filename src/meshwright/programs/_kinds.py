@@ -15,7 +15,6 @@ from typing import Any
 
 from meshwright.config import RunConfig
 from meshwright.errors import InputError
-from meshwright.registry import registered
 
 from ._configured import Configured, is_configuration
 from ._program import Program
@@ -64,6 +63,8 @@ FUNCTION = Kind(what="a function", claims=_is_function, make=_function, options=
 
 def other_kinds() -> tuple[Kind, ...]:
     """Return the kinds that are registered outside the core, by name."""
+    from meshwright.registry import registered  # a configuration asks for none
+
     return tuple(registered(ENTRY_POINTS).values())
 
 
