@@ -559,8 +559,8 @@ def run(draw: Draw, folder: Path) -> Any:
     """What lies in a run's folder, as its page and its resumption read it."""
     from meshwright.config import load_config
     from meshwright.contrib.huggingface import base_of
-    from meshwright.report._results import run_page
-    from meshwright.report._saved_facts import read_run
+    from meshwright.report._run_files import read_run
+    from meshwright.report._run_report import run_page
     from meshwright.trainer.loop._recording import metrics_of
     from meshwright.trainer.loop._run_folder import last_recorded_step
 

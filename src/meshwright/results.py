@@ -13,22 +13,23 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import ledger, predict  # their names that reckon are imported on first use
+from . import ledger, planning, predict  # what they reckon with is imported on first use
 from .compiler import TARGET_COMPILER, Compiled
 from .config import Layout, RunConfig, Ticks, ticks_of
-from .eager import EagerAccount
 from .errors import InputError
 from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import KnownRates
-from .measure._reconciliation import Measurement, Reconciliation, Row
-from .planning import HandSum, hand_sum
-from .predict import Prediction, RunTotal, whole_run
-from .predicted import Predicted
+from .predict import Prediction, RunFlops, RunTotal, run_flops, whole_run
 from .shown import OneLine, Shown, write_result
-from .units import format_bytes
+from .units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from .eager import EagerAccount
+    from .measure._reconciliation import Measurement, Reconciliation, Row
+    from .planning import HandSum
 
 WEIGHING_SCHEMA = 7
 RUN_SCHEMA = 2
@@ -56,7 +57,7 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Weighing(Predicted):
+class Weighing(Shown):
     """One step weighed for one fleet: its ledger, its predicted time, and what they were made from.
 
     Args:
@@ -90,6 +91,54 @@ class Weighing(Predicted):
     warnings: tuple[str, ...] = ()
     idle_devices: int = 0
     other_calls: tuple[Weighing, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
+        return self.ledger.memory.fits
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Expected seconds of one step; None if no time is predicted."""
+        return None if self.prediction is None else self.prediction.step_seconds.expected
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs of a step as a share of the fleet's dense peak in the step's time; None if unknown."""
+        return None if self.prediction is None else self.prediction.mfu
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Expected tokens per second of the whole fleet, or images or rows; None if unknown."""
+        rate = None if self.prediction is None else self.prediction.tokens_per_second_per_device
+        return None if rate is None else rate * self.fleet.num_devices
+
+    @property
+    def cost(self) -> float | None:
+        """Expected cost of the whole run in the currency of the price; None without steps or a price."""
+        total = self.run_total
+        return None if total is None or total.cost is None else total.cost.expected
+
+    @property
+    def run_flops(self) -> RunFlops | None:
+        """FLOPs of the whole run, and their share of the reporting threshold; None without its steps."""
+        return run_flops(self.ledger.flops, self.num_steps)
+
+    @property
+    def traffic_by_axes(self) -> tuple[predict.AxisTraffic, ...]:
+        """What one device sends in a step by mesh axes: what leaves its host, what stays, what is hidden."""
+        return predict.traffic_by_axes(self.ledger.traffic, self.prediction)
+
+    @property
+    def line(self) -> str:
+        """The name, the fleet and the layout; whether it fits, and the expected time of a step."""
+        memory, prediction = self.ledger.memory, self.prediction
+        verdict = {True: "fits", False: "does not fit", None: "no verdict"}[memory.fits]
+        needed = format_bytes(memory.reserved_bytes + memory.allowance_bytes)
+        usable = "" if memory.usable_bytes is None else f" of {format_bytes(memory.usable_bytes)}"
+        step = "" if prediction is None else f", step {format_seconds(prediction.step_seconds.expected)}"
+        where = f"{self.name} on {self.fleet.name}, layout {self.layout}"
+        return f"{where}: {verdict}, {needed}{usable} per device{step}"
 
     @property
     def is_compiled(self) -> bool:
@@ -158,7 +207,7 @@ class Weighing(Predicted):
         """
         if self.config is None:
             return None
-        return hand_sum(self.config, self.compiled, self.ledger.memory)
+        return planning.hand_sum(self.config, self.compiled, self.ledger.memory)
 
     @property
     def pipeline(self) -> Ticks | None:

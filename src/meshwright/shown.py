@@ -1,33 +1,23 @@
 """Show a result: `print` writes its text, `repr` is one line, a notebook shows its HTML page.
 
-`report`, a higher package, makes text and page; `api` registers its functions with `render_with`.
+`report`, a higher package, makes text and page: it is imported when the first result is shown.
 
-Imports: `errors`. Used by: `results`, `api`, and the packages whose records print as a table.
+Imports: `errors`. Used by: `results` and the packages whose records print as a table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError
 
-_renderers: dict[str, Callable[[Any], str]] = {}
 
-
-def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
-    """Register the functions that make a result's terminal text and its HTML page."""
-    _renderers.update(text=text, page=page)
-
-
-def _renderer(kind: str) -> Callable[[Any], str]:
-    if not _renderers:  # the result was made without `api`, as `probe` makes its own
-        from importlib import import_module
-
-        import_module("meshwright.api")
-    return _renderers[kind]
+def _report() -> Any:
+    """Return the package that makes text and page, which imports the records that it shows."""
+    return import_module("meshwright.report")
 
 
 class OneLine:
@@ -62,13 +52,13 @@ class Shown(OneLine):
         Raises:
             InputError: the file cannot be written.
         """
-        page = _renderer("page")(self)
+        page = _report().page_of(self)
         if path is not None:
             write_result(Path(path), page)
         return page
 
     def __str__(self) -> str:
-        return _renderer("text")(self).rstrip("\n")
+        return _report().text_of(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate.

@@ -38,7 +38,8 @@ def test_what_is_sent_is_added_up_by_axes_and_link():
     def collective(axes, wire_bytes, link):
         return Collective(
             kind="all-gather", axes=axes, group_size=8, count=3, payload_bytes=2 * wire_bytes,
-            wire_bytes=wire_bytes, overlapped_count=0, in_loop=True, link=link, link_name="NVLink",
+            wire_bytes=wire_bytes, crossing_bytes=0, overlapped_count=0, in_loop=True,
+            link=link, link_name="NVLink",
         )  # fmt: skip
 
     found = sent(

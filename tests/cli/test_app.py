@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from meshwright.cli._app import app
+from meshwright.cli._app import app_for
 from tests import commands
 
 VERBS = ["weigh", "train", "sample", "export", "probe", "presets", "fleets", "formats", "doctor"]
@@ -63,7 +63,7 @@ def test_the_help_of_every_verb_has_an_example_that_parses(meshwright, verb: lis
     ]
     words = shlex.split(" ".join(line.strip() for line in lines[start:]))[2:]
     assert words[: len(verb)] == verb
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(app_for(verb))
     for name in verb:
         command = command.commands[name]  # pyright: ignore
     command.make_context(verb[-1], words[len(verb) :])  # raises where it does not parse

@@ -149,7 +149,7 @@ def test_the_jobset_has_one_indexed_job_with_the_pods_of_the_job():
 def test_the_command_of_a_pod_is_one_that_meshwright_reads(name):
     from typer.testing import CliRunner
 
-    from meshwright.cli._app import app
+    from meshwright.cli._app import app_for
 
     made = documents(name)
     spec = (
@@ -158,7 +158,7 @@ def test_the_command_of_a_pod_is_one_that_meshwright_reads(name):
         else made["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
     )
     verb, *words = spec["template"]["spec"]["containers"][0]["command"][1:]
-    read = CliRunner().invoke(app, [verb, *words, "--help"])
+    read = CliRunner().invoke(app_for([]), [verb, *words, "--help"])
     assert read.exit_code == 0
-    refused = CliRunner().invoke(app, [verb, *words, "--restarts", "none"])
+    refused = CliRunner().invoke(app_for([]), [verb, *words, "--restarts", "none"])
     assert "--restarts" in refused.output  # all that stands before it was read

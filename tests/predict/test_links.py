@@ -6,7 +6,7 @@ from meshwright.ledger import Collective
 from meshwright.predict import Interval, Prediction, Slice, hidden_share, traffic_by_axes
 
 
-def sent(kind: str, axes: tuple[str, ...], wire: int, crossing: int | None) -> Collective:
+def sent(kind: str, axes: tuple[str, ...], wire: int, crossing: int) -> Collective:
     return Collective(
         kind=kind, axes=axes, group_size=8, count=1, payload_bytes=wire, wire_bytes=wire, overlapped_count=0,
         in_loop=False, link="between" if crossing else "inside", link_name="", crossing_bytes=crossing,
@@ -49,7 +49,3 @@ def test_bytes_and_seconds_are_summed_by_axes_what_crosses_first():
 def test_without_a_time_nothing_is_known_to_be_hidden():
     assert {part.hidden_share for part in traffic_by_axes(TRAFFIC, None)} == {None}
     assert hidden_share(traffic_by_axes(TRAFFIC, None)) is None
-
-
-def test_a_ledger_that_does_not_say_what_crosses_says_nothing():
-    assert traffic_by_axes((*TRAFFIC, sent("all-gather", ("data",), 8, None)), None) == ()

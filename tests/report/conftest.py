@@ -128,6 +128,7 @@ def made_collective(**changes: Any) -> Collective:
     return Collective(
         **{
             **fields,
+            "crossing_bytes": 0,
             "overlapped_count": 0,
             "in_loop": True,
             "link": "inside",

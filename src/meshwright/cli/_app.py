@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Annotated
 
@@ -21,17 +22,9 @@ import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
 from meshwright.plugins import quiet_jax_plugins
-from meshwright.trainer.launch import await_verdict, leave
 
-from ._calibrate_command import calibrate, reconcile
-from ._catalog import fleets, formats, init, presets
-from ._console import standard_streams
-from ._data import data, export, sample
-from ._doctor import doctor, probe
-from ._plan_command import plan
-from ._train_command import EXIT_INTERRUPTED, sweep, train
+from ._console import EXIT_INTERRUPTED, standard_streams
 from ._usage import HELP_NAMES, Command, Verbs
-from ._weigh_command import weigh
 
 REFUSALS = {
     errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC,
@@ -40,46 +33,66 @@ REFUSALS = {
 """With these the system refuses a file: its words say why, and a traceback would say no more."""
 
 
-app = typer.Typer(
-    name="meshwright",
-    cls=Verbs,
-    context_settings={"help_option_names": HELP_NAMES},
-    help="Know what a training run costs before the machines are rented, then run it.",
-    epilog="CONFIG: a preset, a TOML file, a run's folder, or package.module:function. Every command has "
-    "--json and --help, which shows an example.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a bug shows Python's own traceback
-)
 FIRST, KNOW, RUN, LOOK = "Begin with these", "Know more", "Run", "Look up"
 PANELS = {
-    FIRST: (weigh, plan, train),
-    KNOW: (probe, calibrate, reconcile),
-    RUN: (sweep, sample, export),
-    LOOK: (presets, init, fleets, formats, doctor),
+    FIRST: {
+        "weigh": ("_weigh_command", "weigh llama3-8b --on 8xH100 --layout fsdp=8"),
+        "plan": ("_plan_command", "plan llama3-8b --on 64xH100 --tokens 15T"),
+        "train": ("_train_command", "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10"),
+    },
+    KNOW: {
+        "probe": ("_doctor", "probe --json"),
+        "calibrate": (
+            "_calibrate_command",
+            "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
+        ),
+        "reconcile": ("_calibrate_command", "reconcile runs/bytes-10m"),
+    },
+    RUN: {
+        "sweep": ("_train_command", "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1"),
+        "sample": ("_data", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
+        "export": ("_data", "export runs/bytes-10m --to bytes-10m.safetensors"),
+        "data": ("_data", ""),  # a group, whose commands have examples of their own
+    },
+    LOOK: {
+        "presets": ("_catalog", "presets llama3-8b"),
+        "init": ("_catalog", "init mine.toml --from bytes-10m"),
+        "fleets": ("_catalog", "fleets H100"),
+        "formats": ("_catalog", "formats --json"),
+        "doctor": ("_doctor", "doctor --json"),
+    },
 }
-"""The commands as `--help` groups them."""
-EXAMPLES = {
-    weigh: "weigh llama3-8b --on 8xH100 --layout fsdp=8",
-    plan: "plan llama3-8b --on 64xH100 --tokens 15T",
-    train: "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10",
-    sample: "sample runs/bytes-10m --prompt 'def ' --tokens 80",
-    export: "export runs/bytes-10m --to bytes-10m.safetensors",
-    sweep: "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
-    probe: "probe --json",
-    calibrate: "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
-    reconcile: "reconcile runs/bytes-10m",
-    presets: "presets llama3-8b",
-    init: "init mine.toml --from bytes-10m",
-    fleets: "fleets H100",
-    formats: "formats --json",
-    doctor: "doctor --json",
-}
-for panel, commands in PANELS.items():
-    for command in commands:
-        epilog = f"Example: meshwright {EXAMPLES[command]}"
-        app.command(cls=Command, epilog=epilog, rich_help_panel=panel)(command)
-    if panel == RUN:
-        app.add_typer(data, name="data", rich_help_panel=RUN)
+"""By verb, as `--help` groups them: the module that defines its function, and an example."""
+
+
+def app_for(words: Sequence[str]) -> typer.Typer:
+    """Return the command line as far as the words need it: of one verb, or of all.
+
+    Only the module of the verb that the words begin with is imported. All are where they begin with none:
+    for `--help`, for a shell that completes a word, and to name the verb that was meant.
+    """
+    app = typer.Typer(
+        name="meshwright",
+        cls=Verbs,
+        context_settings={"help_option_names": HELP_NAMES},
+        help="Know what a training run costs before the machines are rented, then run it.",
+        epilog="CONFIG: a preset, a TOML file, a run's folder, or package.module:function. Every command has "
+        "--json and --help, which shows an example.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,  # a bug shows Python's own traceback
+    )
+    app.callback()(_root)
+    verbs = {verb: (panel, *found) for panel, table in PANELS.items() for verb, found in table.items()}
+    wanted = words[:1] if words and words[0] in verbs else verbs
+    for verb in wanted:
+        panel, module, example = verbs[verb]
+        found = getattr(import_module(f"meshwright.cli.{module}"), verb)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb, rich_help_panel=panel)
+        else:
+            epilog = f"Example: meshwright {example}"
+            app.command(verb, cls=Command, epilog=epilog, rich_help_panel=panel)(found)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,7 +103,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -127,6 +139,8 @@ def _status() -> int:
             what = f"the system refuses a file{file}: {error.strerror}"
             hint = "choose another place, or make room or give permission there"
             return _reported(MeshwrightError(what, hint=hint))
+        from meshwright.trainer.launch import await_verdict, leave
+
         await_verdict()  # if a lost peer is the cause, this process ends here in its words
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -147,13 +161,15 @@ def _reported(error: MeshwrightError) -> int:
     """Print the error and its hint to stderr, tell the run's other processes, and return the exit status."""
     print(f"error: {error.message}", file=sys.stderr)
     print(f"hint: {error.hint}", file=sys.stderr)
+    from meshwright.trainer.launch import leave
+
     leave(error.message, error.exit_code)
     return error.exit_code
 
 
 def _status_of_app() -> int:
     try:
-        app(prog_name="meshwright")
+        app_for(sys.argv[1:])(prog_name="meshwright")
     except SystemExit as ended:
         for note in _notes_of(ended):
             print(note, file=sys.stderr)

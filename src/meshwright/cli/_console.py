@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+SIGNAL_BASE = 128  # with it the shell reports the signal that ended a command
+EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
 PIPE_WIDTH = 100  # columns if no terminal reports its width
 WIDTHS = range(20, 1001)  # columns in which tables can be drawn; `COLUMNS` outside this range is ignored
 

@@ -13,9 +13,9 @@ import typer
 
 from meshwright.errors import InputError, nearest_name
 
-from ._console import JsonFlag, answer, say_readings
+from ._console import SIGNAL_BASE, JsonFlag, answer, say_readings
 from ._plan_progress import ended_by_signals, plan_progress
-from ._train_command import SIGNAL_BASE, DataOption
+from ._train_command import DataOption
 from ._weigh_command import (
     EXIT_DOES_NOT_FIT,
     AsOption,

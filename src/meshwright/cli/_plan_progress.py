@@ -16,8 +16,8 @@ import typer
 
 from meshwright.units import format_seconds
 
+from ._console import SIGNAL_BASE
 from ._progress import bars
-from ._train_command import SIGNAL_BASE
 
 if TYPE_CHECKING:
     from types import FrameType

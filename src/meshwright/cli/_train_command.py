@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.run_lines import LogEvery, bar_state
 from meshwright.trainer.launch import join, over, place_in
 
-from ._console import JsonFlag, complete_config, print_json, say_readings, show
+from ._console import EXIT_INTERRUPTED, SIGNAL_BASE, JsonFlag, complete_config, print_json, say_readings, show
 from ._launch import run_processes, run_with_restarts
 from ._progress import bars, how_to_go_on, progress
 from ._weigh_command import Config, LayoutOption, LoraOption, SetOption, with_lora
@@ -24,9 +24,6 @@ from ._weigh_command import Config, LayoutOption, LoraOption, SetOption, with_lo
 if TYPE_CHECKING:
     from meshwright import Run
     from meshwright.run_lines import Event
-
-SIGNAL_BASE = 128
-EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
 
 OptionalConfig = Annotated[
     str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from ._console import JsonFlag, answer, complete_config, phases, say_readings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Phase, Weighing
+    from meshwright.results import Changes, Phase, Weighing
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -151,8 +152,6 @@ def weigh(
     if longest or largest_batch:
         of = "sequence_length" if longest else "batch"
         return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
-    from meshwright import explain
-
     options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
     length = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
@@ -164,7 +163,11 @@ def weigh(
         weighing = _weighed(config, options, on, **how, run=length, on_event=on_event)
         if not weighing.is_compiled:
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
-        changes = explain(weighing, on_event=on_event) if explains else None
+        changes = None
+        if explains:
+            from meshwright import explain
+
+            changes = explain(weighing, on_event=on_event)
     _write(weighing, html, trace)
     made = (weighing, *weighing.other_calls)
 
@@ -174,10 +177,15 @@ def weigh(
         texts = tuple(renderable(each, verbose=verbose) for each in made)
         return texts if changes is None else (*texts, renderable(changes))
 
-    fields = weighing.to_dict() | ({} if changes is None else changes.to_dict())
-    answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
+    answer(as_json, _fields(made, changes, all_calls) if as_json else None, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _fields(made: Sequence[Weighing], changes: Changes | None, all_calls: bool) -> dict[str, Any]:
+    if all_calls:
+        return {"weighings": [each.to_dict() for each in made]}
+    return made[0].to_dict() | ({} if changes is None else changes.to_dict())
 
 
 def _answer_largest(

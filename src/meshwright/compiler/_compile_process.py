@@ -42,14 +42,22 @@ from meshwright.subprocesses import (
 )
 
 from . import _cache
-from ._find_function import TakesNoMesh
-from ._record import Compiled, Declared, Request
+from ._record import (
+    ANSWER,
+    PID_FILE,
+    QUESTION,
+    STATUS_FILE,
+    STDERR_FILE,
+    Compiled,
+    Declared,
+    Request,
+    TakesNoMesh,
+)
 
 NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
 STDERR_LINES = 12
 MOST_LINES = 1000  # of a worker's output that are looked at
-QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
 STARTING = "starting"  # until the worker says otherwise
 BUILDING = (STARTING, "tracing", "counting")  # phases in which the user's code runs
@@ -250,7 +258,6 @@ def _is_traceback(line: str) -> bool:
 
 
 MODULE = "meshwright.worker._main"
-PID_FILE, STATUS_FILE, STDERR_FILE = "guard", "status", "stderr"  # in a worker's folder
 # Variables that a fork takes over from its caller, because nothing reads them while jax is imported.
 LATE = ("MESHWRIGHT_CACHE_DIR", "PYTEST_CURRENT_TEST", "COLUMNS")
 

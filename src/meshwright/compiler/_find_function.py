@@ -99,10 +99,6 @@ def takes_no_mesh(function: Callable[..., Any]) -> bool:
     return all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters)
 
 
-class TakesNoMesh(InputError):
-    """A program's function takes no mesh: it is called where `jax.devices()` answers as the fleet."""
-
-
 class _Named(MetaPathFinder):
     """A finder that, inside a `with` block, searches one module in `search_path` before any other place.
 

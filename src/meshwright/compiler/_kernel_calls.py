@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.files import MOST_SOURCE_BYTES, read_text, reason
 
-Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
+from ._record import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +43,6 @@ class KernelFlops:
 
 
 KernelRule = Callable[[KernelCall], KernelFlops]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedKernel:
-    """A kernel of a traced program: its call, and the FLOPs of one run on one device.
-
-    `kind`: matmul | attention. `source`: where the FLOPs come from, in words. `format`: the number format in
-    which it multiplies. `head_size`, `length`: of attention, 0 for others.
-    """
-
-    name: str
-    operands: tuple[Shape, ...]
-    results: tuple[Shape, ...]
-    flops: int
-    recompute_flops: int
-    kind: str
-    format: str
-    source: str
-    head_size: int = 0
-    length: int = 0
 
 
 _REGISTERED: dict[str, KernelRule] = {}
@@ -104,40 +82,3 @@ def registered_rule(name: str) -> KernelRule | None:
     """Return the registered rule with the longest beginning of a kernel's name; None if there is none."""
     beginnings = [beginning for beginning in _REGISTERED if name.startswith(beginning)]
     return _REGISTERED[max(beginnings, key=len)] if beginnings else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RulesFile:
-    """A Python file that registers rules for kernels, as it was read."""
-
-    path: str
-    text: str
-
-    @staticmethod
-    def read(path: str | Path) -> RulesFile:
-        """Read a file.
-
-        Raises:
-            InputError: there is no such file, or it is no text.
-        """
-        try:
-            return RulesFile(path=str(path), text=read_text(path, MOST_SOURCE_BYTES))
-        except (OSError, ValueError) as failed:
-            raise InputError(
-                f"the rules in {path} cannot be read: {reason(failed)}",
-                hint="name a Python file that calls meshwright.register_kernel(name, rule)",
-            ) from failed
-
-    def register(self) -> None:
-        """Run the file in this process.
-
-        Raises:
-            InputError: it fails.
-        """
-        try:
-            exec(compile(self.text, self.path, "exec"), {"__name__": "rules", "__file__": self.path})
-        except Exception as failed:
-            raise InputError(
-                f"the rules in {self.path} failed: {type(failed).__name__}: {failed}",
-                hint="it is a Python file that calls meshwright.register_kernel(name, rule)",
-            ) from failed

@@ -25,17 +25,25 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import MOST_SOURCE_BYTES, reason
+from meshwright.files import read_text as read_file
 from meshwright.json_records import EXACT, read_record
 
-from ._kernel_calls import NamedKernel, RulesFile
 from ._options import user_flags
 
 SCHEMA = 1
+Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
+QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
+PID_FILE, STATUS_FILE, STDERR_FILE = "guard", "status", "stderr"  # in a worker's folder
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
 
 
 class CorruptFolder(Exception):
     """A `Compiled` folder that is truncated or altered; the cache rebuilds it."""
+
+
+class TakesNoMesh(InputError):
+    """A program's function takes no mesh: it is called where `jax.devices()` answers as the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +60,26 @@ class Argument:
     host: bool = False  # lives in host memory
     moment: str = ""  # for optimizer state: the moment's name ("mu", "nu", "trace")
     axes: tuple[str, ...] | None = None  # mesh axes that split it; None in programs of older releases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedKernel:
+    """A kernel of a traced program: its call, and the FLOPs of one run on one device.
+
+    `kind`: matmul | attention. `source`: where the FLOPs come from, in words. `format`: the number format in
+    which it multiplies. `head_size`, `length`: of attention, 0 for others.
+    """
+
+    name: str
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    flops: int
+    recompute_flops: int
+    kind: str
+    format: str
+    source: str
+    head_size: int = 0
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +177,43 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cud
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
 SOURCES = ("compiler", "config", "hlo", "sharding", "trainer/models", "trainer/step", "worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesFile:
+    """A Python file that registers rules for kernels, as it was read."""
+
+    path: str
+    text: str
+
+    @staticmethod
+    def read(path: str | Path) -> RulesFile:
+        """Read a file.
+
+        Raises:
+            InputError: there is no such file, or it is no text.
+        """
+        try:
+            return RulesFile(path=str(path), text=read_file(path, MOST_SOURCE_BYTES))
+        except (OSError, ValueError) as failed:
+            raise InputError(
+                f"the rules in {path} cannot be read: {reason(failed)}",
+                hint="name a Python file that calls meshwright.register_kernel(name, rule)",
+            ) from failed
+
+    def register(self) -> None:
+        """Run the file in this process.
+
+        Raises:
+            InputError: it fails.
+        """
+        try:
+            exec(compile(self.text, self.path, "exec"), {"__name__": "rules", "__file__": self.path})
+        except Exception as failed:
+            raise InputError(
+                f"the rules in {self.path} failed: {type(failed).__name__}: {failed}",
+                hint="it is a Python file that calls meshwright.register_kernel(name, rule)",
+            ) from failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

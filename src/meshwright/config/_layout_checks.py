@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
-from meshwright.hardware import Chip, Fleet
 
 from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
 from ._lora import NF4_BLOCK
@@ -19,6 +19,10 @@ from ._section import Problem, input_error, near_divisors, near_multiples, or_li
 from ._transformer import TransformerModel
 
 MOST_OF_AN_AXIS, MOST_TRIED = 1024, 200  # of a layout near the run's own
+
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Chip, Fleet
 
 
 def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:

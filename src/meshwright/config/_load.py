@@ -22,15 +22,6 @@ from pydantic_core import ErrorDetails
 from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.files import parsed_toml, read_json, read_toml, reason
 
-from ._huggingface_config import (
-    cached_config,
-    family_of,
-    is_huggingface,
-    reads_text_alone,
-    run_of_huggingface,
-)
-from ._key_texts import with_texts
-from ._published import published_about, published_config, published_id, published_ids
 from ._run_config import RunConfig
 from ._section import PROBLEMS, Problem, Section, input_error, is_table
 from ._transformer import TransformerModel
@@ -55,7 +46,9 @@ def preset_names() -> list[str]:
 
 def preset_about(name: str) -> str:
     """Return the sources and remarks at the top of a preset's file; of a published model, its sources."""
-    if name not in preset_names() and (published := published_id(name)) is not None:
+    if name not in preset_names() and (published := _published_id(name)) is not None:
+        from ._published import published_about
+
         return published_about(published)
     lines = (_PRESETS / f"{name}.toml").read_text("utf-8").splitlines()
     return "\n".join(line[2:] for line in itertools.takewhile(lambda each: each.startswith("#"), lines))
@@ -63,6 +56,8 @@ def preset_about(name: str) -> str:
 
 def config_schema() -> dict[str, Any]:
     """Return the JSON schema of a run's file; `preset` may replace the keys that it sets."""
+    from ._key_texts import with_texts
+
     schema = with_texts(RunConfig.model_json_schema(), RunConfig)
     del schema["properties"]["name"]
     schema["properties"]["preset"] = {"enum": preset_names(), "type": "string"}
@@ -117,8 +112,12 @@ def text_reading(text: str) -> str:
         text: as for `load_config`. What cannot be read is an error there.
     """
     path = Path(text)
+    if "/" not in text and not path.exists():
+        return ""
+    from ._huggingface_config import cached_config, is_huggingface, reads_text_alone
+
     try:
-        if "/" in text and not path.exists() and (cached := cached_config(text)) is not None:
+        if not path.exists() and (cached := cached_config(text)) is not None:
             path = cached
         tree = read_json(path / _RUN_FILE if path.is_dir() else path) if path.exists() else None
     except (OSError, ValueError):
@@ -146,6 +145,8 @@ def _is_pretraining(text: str, tree: dict[str, Any]) -> bool:
     if text not in preset_names() and path.suffix == ".toml":
         return False
     if text not in preset_names() and path.exists():
+        from ._huggingface_config import is_huggingface
+
         file = path / _RUN_FILE if path.is_dir() else path
         if not is_huggingface(read_json(file)):
             return False
@@ -202,19 +203,31 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     path = Path(text)
     if path.suffix == ".toml":
         return _read_file(path)
-    if "/" in text and not path.exists() and (cached := cached_config(text)) is not None:
-        _, tree = _read_json(cached)
-        return path.name, tree
+    if "/" in text and not path.exists():
+        from ._huggingface_config import cached_config
+
+        if (cached := cached_config(text)) is not None:
+            _, tree = _read_json(cached)
+            return path.name, tree
     if text not in preset_names() and path.is_dir():
         path = path / _RUN_FILE
     if path.suffix == ".json":
         return _read_json(path)
-    published = None if text in preset_names() else published_id(text)
+    published = None if text in preset_names() else _published_id(text)
     return text if published is None else published.rpartition("/")[2], _read_preset(text)
 
 
+def _published_id(text: str) -> str | None:
+    from ._published import published_id  # a preset needs none of the published models
+
+    return published_id(text)
+
+
 def _read_preset(name: str) -> dict[str, Any]:
-    if name not in preset_names() and (published := published_id(name)) is not None:
+    if name not in preset_names() and (published := _published_id(name)) is not None:
+        from ._huggingface_config import run_of_huggingface
+        from ._published import published_config
+
         return run_of_huggingface(published_config(published), published)
     if name not in preset_names():
         where = "no preset or folder" if "/" in name else "no preset"
@@ -226,6 +239,8 @@ def _read_preset(name: str) -> dict[str, Any]:
 
 def _near_presets(text: str) -> str:
     """Return the start of a hint: presets with a similar name, and a similar size if the name has one."""
+    from ._published import published_ids
+
     plain = text.lower().rpartition("/")[2]
     known = [*preset_names(), *(each.lower().rpartition("/")[2] for each in published_ids())]
     meant = value_meant("preset", plain)
@@ -301,6 +316,8 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     except ValueError as error:
         hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
+    from ._huggingface_config import is_huggingface, reads_text_alone, run_of_huggingface
+
     if is_huggingface(tree):
         text = "-text" if reads_text_alone(tree) else ""
         return f"{path.resolve().parent.name}{text}", run_of_huggingface(tree, str(path))
@@ -321,6 +338,8 @@ def _foreign_hint(tree: object) -> str:
     known = [f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in fields]
     hint = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
     if "architectures" in foreign or "hidden_size" in foreign or "model_type" in foreign:
+        from ._huggingface_config import family_of
+
         family = family_of(foreign.get("architectures"))
         hint = f'if it is of a Hugging Face model, add its "model_type": "{family or "..."}"; or {hint}'
     return f"{hint}, with {', '.join(known)}" if known else hint

@@ -34,8 +34,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from ._text import Computation, Instruction, Program
+if TYPE_CHECKING:
+    from ._text import Computation, Instruction, Program
 
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 _OPTIMIZER = re.compile(r"(^|[/(])optimizer([/)]|$)")

@@ -205,7 +205,7 @@ class Collective:
     `wire_bytes`: what one device sends: (N-1)/N of the full array for all-gather and reduce-scatter,
     2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of it for collective-permute.
     `crossing_bytes`: of these, what leaves the fast domain, as an average over its devices (`crossing_bytes`
-    in `_traffic` has the rules); None in a ledger of an earlier version.
+    in `_traffic` has the rules).
     `overlapped_count`: how many of `count` may run at the same time as computation.
     """
 
@@ -215,12 +215,12 @@ class Collective:
     count: int
     payload_bytes: int
     wire_bytes: int
+    crossing_bytes: int
     overlapped_count: int
     in_loop: bool
     link: str
     link_name: str
     dimensions: tuple[str, ...] = ()
-    crossing_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,5 +264,5 @@ def _sum(one: Collective, other: Collective) -> Collective:
         payload_bytes=one.payload_bytes + other.payload_bytes,
         wire_bytes=one.wire_bytes + other.wire_bytes,
         overlapped_count=one.overlapped_count + other.overlapped_count,
-        crossing_bytes=(one.crossing_bytes or 0) + (other.crossing_bytes or 0),
+        crossing_bytes=one.crossing_bytes + other.crossing_bytes,
     )

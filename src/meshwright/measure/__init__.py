@@ -23,19 +23,19 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._device_memory import memory as memory
     from ._footprint import Footprint as Footprint
     from ._footprint import footprint as footprint
+    from ._kept_calibration import KnownRates as KnownRates
+    from ._kept_calibration import calibration_for as calibration_for
     from ._kept_calibration import calibration_of_chip as calibration_of_chip
     from ._kept_calibration import calibration_of_this_machine as calibration_of_this_machine
     from ._kept_calibration import cautions as cautions
     from ._kept_calibration import describe_host as describe_host
     from ._kept_calibration import doubt_calibration as doubt_calibration
+    from ._kept_calibration import forget_measured_runs as forget_measured_runs
+    from ._kept_calibration import keep_measured_run as keep_measured_run
+    from ._kept_calibration import known_rates as known_rates
+    from ._kept_calibration import measured_runs_for as measured_runs_for
+    from ._kept_calibration import measured_runs_path as measured_runs_path
     from ._kept_calibration import probe as probe
-    from ._kept_runs import KnownRates as KnownRates
-    from ._kept_runs import calibration_for as calibration_for
-    from ._kept_runs import forget_measured_runs as forget_measured_runs
-    from ._kept_runs import keep_measured_run as keep_measured_run
-    from ._kept_runs import known_rates as known_rates
-    from ._kept_runs import measured_runs_for as measured_runs_for
-    from ._kept_runs import measured_runs_path as measured_runs_path
     from ._leaks import leak_error as leak_error
     from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
     from ._leaks import refuse_leaked as refuse_leaked

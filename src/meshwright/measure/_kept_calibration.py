@@ -1,7 +1,7 @@
-"""Measure this machine in a separate process, cache its rates, and describe its processor in words.
+"""Measure this machine in a process of its own, keep its rates and the runs of each chip, describe its host.
 
 The rates are a `Calibration`. They are kept in `cache_root()` until something puts them in doubt. Predictions
-use them, and `training` describes the host.
+use them, and the runs that `calibrate` was told of, which lie beside them. A run describes the host.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import psutil
 
+from meshwright import hardware  # its records, and what they import, are loaded where there is one
 from meshwright.compiler import (
     cache_lock,
     cache_root,
@@ -27,8 +29,8 @@ from meshwright.compiler import (
     writing_cache,
 )
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.files import read_text
-from meshwright.hardware import Calibration
+from meshwright.files import read_text, reason
+from meshwright.hardware import Fleet
 from meshwright.subprocesses import own_python, working_folder
 
 PROBE = "meshwright.measure._probe"
@@ -67,7 +69,7 @@ def describe_host() -> str:
     return f"{cpu_model()}, {usable_cores()} cores, {platform.system()}"
 
 
-def calibration_of_this_machine() -> Calibration:
+def calibration_of_this_machine() -> hardware.Calibration:
     """Return this host's measured rates; measure them now (a few seconds) if the cache has none.
 
     The cache key is the description of the host (processor, cores, system), the version of jaxlib and the
@@ -93,13 +95,13 @@ def calibration_of_this_machine() -> Calibration:
     return calibration
 
 
-def _is_outdated(path: Path, kept: Calibration) -> bool:
+def _is_outdated(path: Path, kept: hardware.Calibration) -> bool:
     """Return whether a run disagrees with the rates, or the machine is idler than when they were measured."""
     load = kept.load or 0.0
     return bool(_doubt_of(path)) or (load > BUSY and busy_share() < load / 2)
 
 
-def calibration_of_chip(name: str) -> Calibration | None:
+def calibration_of_chip(name: str) -> hardware.Calibration | None:
     """Return the rates that `probe` measured on such a chip; None if none are kept or readable."""
     return _kept(cache_root() / f"calibration-{name}.json")
 
@@ -119,7 +121,7 @@ def doubt_calibration(chip: str, reason: str) -> None:
         write_cached(_doubt_file(path), reason)
 
 
-def cautions(calibration: Calibration) -> tuple[str, ...]:
+def cautions(calibration: hardware.Calibration) -> tuple[str, ...]:
     """Return the doubts about rates: their age, another jaxlib, a busy machine, or a run that disagreed."""
     doubts: list[str] = []
     if (days := _age_days(calibration)) > OLD_DAYS:
@@ -136,7 +138,7 @@ def cautions(calibration: Calibration) -> tuple[str, ...]:
     return tuple(doubts)
 
 
-def probe() -> Calibration:
+def probe() -> hardware.Calibration:
     """Measure the attached CPU or accelerator now, in detail, and keep the rates for predictions.
 
     For a CPU they replace the rates that `calibration_of_this_machine` kept. For an accelerator they are kept
@@ -153,7 +155,7 @@ def probe() -> Calibration:
     return calibration
 
 
-def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibration:
+def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> hardware.Calibration:
     """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
     with contextlib.ExitStack() as stack:
         with writing_cache():
@@ -165,7 +167,7 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibr
     return calibration
 
 
-def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> Calibration:
+def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> hardware.Calibration:
     """Measure the CPU if `cpu`, else the attached device; the probe writes to `path`."""
     command = own_python("-m", PROBE, str(path), *(["--detailed"] if detailed else []))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"} if cpu else None
@@ -184,10 +186,10 @@ def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> Cali
             "measuring this machine failed. The probe's last lines:\n    " + "\n    ".join(lines),
             hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
         )
-    return Calibration.from_json(path.read_text())
+    return hardware.Calibration.from_json(path.read_text())
 
 
-def _age_days(calibration: Calibration) -> int:
+def _age_days(calibration: hardware.Calibration) -> int:
     try:
         measured = date.fromisoformat(calibration.date)
     except ValueError:
@@ -205,9 +207,10 @@ def path_of(chip: str) -> Path:
     return cache_root() / f"calibration-{digest[:16]}.json"
 
 
-def _kept(path: Path) -> Calibration | None:
+def _kept(path: Path) -> hardware.Calibration | None:
     try:
-        return Calibration.from_json(read_text(path))
+        text = read_text(path)
+        return hardware.Calibration.from_json(text)
     except (OSError, InputError, ValueError):
         return None
 
@@ -222,3 +225,88 @@ def _doubt_of(path: Path) -> str:
         return read_text(_doubt_file(path))
     except (OSError, ValueError):
         return ""
+
+
+def calibration_for(fleet: Fleet) -> hardware.Calibration | None:
+    """Return the calibration of a fleet's chip: for a CPU always, for an accelerator if `probe` ran."""
+    if fleet.chip.platform == "cpu":
+        return calibration_of_this_machine()
+    return calibration_of_chip(fleet.chip.name)
+
+
+def measured_runs_for(fleet: Fleet) -> hardware.MeasuredRuns | None:
+    """Return the runs measured on a fleet's chip, for a CPU on this host; None if there are none.
+
+    Raises:
+        InputError: the file of the runs is damaged, or cannot be read.
+    """
+    path = measured_runs_path(fleet)
+    try:
+        text = read_text(path)
+        return hardware.MeasuredRuns.from_json(text)
+    except FileNotFoundError:
+        return None
+    except InputError as damaged:
+        raise InputError(f"{path}: {damaged.message}", hint=_way_back(fleet)) from damaged
+    except (OSError, ValueError) as refused:
+        raise InputError(f"{path} cannot be read: {reason(refused)}", hint=_way_back(fleet)) from refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRates:
+    """Hold the rates and the steps that were measured of a fleet's chip when a step was weighed, if any."""
+
+    calibration: hardware.Calibration | None = None
+    measured: hardware.MeasuredRuns | None = None
+
+
+def known_rates(fleet: Fleet) -> KnownRates:
+    """Return what is measured of a fleet's chip; raises as `calibration_for` and `measured_runs_for`."""
+    return KnownRates(calibration=calibration_for(fleet), measured=measured_runs_for(fleet))
+
+
+def keep_measured_run(fleet: Fleet, run: hardware.MeasuredRun) -> hardware.MeasuredRuns:
+    """Add a run to those of a fleet's chip, and return them all.
+
+    It takes the place of an earlier run of the same program on the same fleet.
+
+    Raises:
+        InputError: as `measured_runs_for`; or the cache cannot be written.
+    """
+    path = measured_runs_path(fleet)
+    with cache_lock(path):  # another process may add a run at the same time
+        runs = (measured_runs_for(fleet) or hardware.MeasuredRuns(chip=fleet.chip.name, runs=())).adding(run)
+        write_cached(path, runs.to_json())
+    return runs
+
+
+def forget_measured_runs(fleet: Fleet) -> int | None:
+    """Remove the runs of a fleet's chip; return their number, or None where the file was damaged.
+
+    Raises:
+        InputError: the file cannot be removed.
+        MeshwrightError: the cache cannot be written.
+    """
+    path = measured_runs_path(fleet)
+    with cache_lock(path):
+        try:
+            runs = measured_runs_for(fleet)
+            number = 0 if runs is None else len(runs.runs)
+        except InputError:
+            number = None
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as refused:
+            hint = "remove it yourself"
+            raise InputError(f"cannot remove {path}: {refused.strerror}", hint=hint) from refused
+    return number
+
+
+def measured_runs_path(fleet: Fleet) -> Path:
+    """Return the file of the runs measured on a fleet's chip; a CPU's is named by a digest of its host."""
+    kept = path_of(fleet.chip.name)
+    return kept.with_name(kept.name.replace("calibration-", "factors-", 1))
+
+
+def _way_back(fleet: Fleet) -> str:
+    return f"remove it: meshwright calibrate --forget --on {fleet.name}; then calibrate again"

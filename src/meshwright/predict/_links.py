@@ -45,18 +45,13 @@ def hidden_share(parts: Iterable[AxisTraffic]) -> float | None:
 
 
 def traffic_by_axes(traffic: Sequence[Collective], prediction: Prediction | None) -> tuple[AxisTraffic, ...]:
-    """Return the traffic by mesh axes, most crossing bytes first, then most inside.
-
-    The result is empty where a collective does not say what crosses (a ledger of an earlier version).
-    """
+    """Return the traffic by mesh axes, most crossing bytes first, then most inside."""
     by_axes: dict[tuple[str, ...], list[Collective]] = {}
     for item in traffic:
-        if item.crossing_bytes is None:
-            return ()
         by_axes.setdefault(item.axes, []).append(item)
     found: list[AxisTraffic] = []
     for axes, items in by_axes.items():
-        crossing = sum(item.crossing_bytes or 0 for item in items)
+        crossing = sum(item.crossing_bytes for item in items)
         slices = None if prediction is None else _slices_of(axes, items, prediction.slices)
         found.append(
             AxisTraffic(

@@ -15,10 +15,8 @@ from typing import Any
 
 from meshwright.config import RunConfig
 from meshwright.errors import InputError
-from meshwright.registry import registered
 
 from ._configured import Configured, is_configuration
-from ._jax_step import jax_step
 from ._program import Program
 
 ENTRY_POINTS = "meshwright.programs"
@@ -49,21 +47,24 @@ def _is_function(words: Sequence[str]) -> bool:
     return len(words) == 1 and not is_configuration(words[0])
 
 
+def _function(words: Sequence[str], rules: str | Path | None = None) -> Program:
+    from ._jax_step import jax_step  # a configuration needs none of it
+
+    return jax_step(words[0], rules=rules)
+
+
 CONFIGURATION = Kind(
     what="a configuration",
     claims=lambda words: len(words) == 1 and is_configuration(words[0]),
     make=lambda words: Configured(words[0]),
 )
-FUNCTION = Kind(
-    what="a function",
-    claims=_is_function,
-    make=lambda words, rules=None: jax_step(words[0], rules=rules),
-    options=("rules",),
-)
+FUNCTION = Kind(what="a function", claims=_is_function, make=_function, options=("rules",))
 
 
 def other_kinds() -> tuple[Kind, ...]:
     """Return the kinds that are registered outside the core, by name."""
+    from meshwright.registry import registered  # a configuration asks for none
+
     return tuple(registered(ENTRY_POINTS).values())
 
 

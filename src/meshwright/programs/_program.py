@@ -173,3 +173,20 @@ def knobs_of(overrides: Overrides) -> dict[str, str]:
 def name_of(step: Any) -> str:
     """Return the name of a function, of a module's class, or of a call that JAX has traced."""
     return getattr(step, "__qualname__", None) or getattr(step, "fun_name", None) or type(step).__name__
+
+
+def fleet_of(on: str | Fleet | None) -> Fleet:
+    """Return the fleet that a text names; "local" names the attached devices.
+
+    Raises:
+        InputError: no fleet is named, or it cannot be read.
+    """
+    if on is None:
+        raise InputError("no fleet is named", hint='on="8xH100"; `meshwright fleets` lists chips')
+    if isinstance(on, Fleet):
+        return on
+    if on != "local":
+        return Fleet.parse(on)
+    from meshwright.trainer.loop import local_fleet  # imports jax to query the attached devices
+
+    return local_fleet()

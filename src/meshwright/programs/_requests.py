@@ -13,7 +13,6 @@ from typing import Any
 from meshwright.compiler import SIMULATED, TARGET_COMPILER, Request, read_autotune_results, requested_options
 from meshwright.config import Layout, RunConfig, check_slices
 from meshwright.errors import InputError
-from meshwright.extras import how_to_install
 from meshwright.hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from meshwright.ledger import allowance
 
@@ -86,6 +85,8 @@ def _check_compiler_package(fleet: Fleet) -> None:
         for package in packages:
             importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as missing:
+        from meshwright.extras import how_to_install
+
         raise InputError(
             f"the compiler for {fleet.chip.name} is not installed: package {missing.name} is missing",
             hint=f"{how_to_install(extra)}, or add --simulate to let the CPU's compiler stand in",

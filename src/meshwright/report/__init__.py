@@ -4,11 +4,18 @@ Imports: `results`, the packages of the records it shows, `planning`, `training`
 jax. Used by: `api`, which writes the pages and passes the renderers to `results`, and `cli`, which prints.
 """
 
-from ._render import loading_plots as loading_plots
-from ._results import page_of as page_of
-from ._results import plan_renderable as plan_renderable
-from ._results import renderable as renderable
-from ._results import row_cells as row_cells
-from ._results import text_of as text_of
-from ._results import write_report as write_report
-from ._results import write_sweep as write_sweep
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_imports import names_on_first_use
+
+if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._render import loading_plots as loading_plots
+    from ._results import page_of as page_of
+    from ._results import plan_renderable as plan_renderable
+    from ._results import renderable as renderable
+    from ._results import text_of as text_of
+    from ._run_report import row_cells as row_cells
+    from ._run_report import write_report as write_report
+    from ._run_report import write_sweep as write_sweep
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -7,13 +7,11 @@ sums and shares of them. Used by: `_weighing`, `_results`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from meshwright import predict  # a step inside one host has no use for it
 from meshwright.config import Ticks
-from meshwright.eager import ModuleCount
 from meshwright.ledger import MemoryLedger
-from meshwright.planning import HandSum
-from meshwright.predict import AxisTraffic, hidden_share, traffic_by_axes
 from meshwright.units import format_bytes, format_count, format_rate
 
 from ._model import (
@@ -36,7 +34,11 @@ from ._model import (
     section,
     spaced,
 )
-from ._saved_facts import TorchFacts, WeighingFacts
+from ._weighing_facts import EagerFacts, WeighingFacts
+
+if TYPE_CHECKING:
+    from meshwright.eager import EagerAccount, ModuleCount
+    from meshwright.planning import HandSum
 
 FLOP_CONVENTION = (
     "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "
@@ -237,7 +239,7 @@ def _flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSectio
         parts = parts_of(flops.by_phase, colours_of(flops.by_phase), flop_words)
         bars = Bars(label="executed FLOPs by phase", parts=parts, whole=whole, base=whole)
     classes = ", ".join(f"{name} {format_count(n)}" for name, n in flops.elementwise_by_class.items())
-    convention = (FLOP_CONVENTION if facts.pytorch is None else EAGER_CONVENTION) + (
+    convention = (FLOP_CONVENTION if not isinstance(facts, EagerFacts) else EAGER_CONVENTION) + (
         f" Elementwise operations: {classes}." if classes else ""
     )
     table = _flop_table(facts, on_page=on_page)
@@ -255,7 +257,7 @@ def _flop_table(facts: WeighingFacts, *, on_page: bool) -> ReportTable:
         return f"{percent(count, flops.executed)} of executed" if flops.executed else ""
 
     add("model", flops.model, "the program as written, nothing recomputed", tone="strong")
-    program = "the compiled program" if facts.pytorch is None else "what runs"
+    program = "the compiled program" if not isinstance(facts, EagerFacts) else "what runs"
     ratio = f"{program}, {flops.executed / flops.model:.3f} x model" if flops.model else ""
     add("executed", flops.executed, ratio, tone="strong")
     for phase, count in flops.by_phase.items():
@@ -329,9 +331,9 @@ def traffic_words(facts: WeighingFacts) -> str:
     """Return what one device sends out of its fast domain and inside, by axes, and what of it is hidden.
 
     For example: "1.20 GB leave the host, 87 % hidden (data); 103 GB stay inside, 4 % hidden (tensor 100 GB,
-    0 %; data 3.00 GB, 87 %)". "" where nothing is sent, or the ledger is of a version that does not say it.
+    0 %; data 3.00 GB, 87 %)". "" where nothing is sent.
     """
-    parts, domain = traffic_by_axes(facts.ledger.traffic, facts.prediction), facts.fleet.domain
+    parts, domain = predict.traffic_by_axes(facts.ledger.traffic, facts.prediction), facts.fleet.domain
     if not parts:
         return ""
     leaving = [(part, part.crossing_bytes) for part in parts if part.crossing_bytes]
@@ -340,7 +342,7 @@ def traffic_words(facts: WeighingFacts) -> str:
     return f"{first}; {_sent_words(inside, 'stay inside')}" if inside else first
 
 
-def _sent_words(parts: Sequence[tuple[AxisTraffic, int]], where: str) -> str:
+def _sent_words(parts: Sequence[tuple[predict.AxisTraffic, int]], where: str) -> str:
     """Return the sum of bytes with its hidden share, then those of the axes with at least 1 % of it."""
 
     def hidden(share: float | None, word: str = "") -> str:
@@ -350,7 +352,7 @@ def _sent_words(parts: Sequence[tuple[AxisTraffic, int]], where: str) -> str:
     axes = [
         ("+".join(part.axes), size, part.hidden_share) for part, size in parts if size >= LEAST_SENT * total
     ]
-    whole = hidden(hidden_share(part for part, _ in parts), " hidden")
+    whole = hidden(predict.hidden_share(part for part, _ in parts), " hidden")
     names = [f"{name} {format_rate(size, 'B')}{hidden(share)}" for name, size, share in axes]
     listed = axes[0][0] if len(axes) == 1 else "; ".join(names)
     return f"{format_rate(total, 'B')} {where}{whole} ({listed})"
@@ -358,7 +360,7 @@ def _sent_words(parts: Sequence[tuple[AxisTraffic, int]], where: str) -> str:
 
 def _rank_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return the collectives of a PyTorch step by phase, and the ranks that were run."""
-    if facts.pytorch is None:
+    if not isinstance(facts, EagerFacts):
         return ()
     rows = plain_rows(
         (
@@ -369,7 +371,7 @@ def _rank_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSectio
             format_bytes(message.array_bytes),
             format_bytes(message.wire_bytes),
         )
-        for message in facts.pytorch.messages
+        for message in facts.account.messages
     )
     numbers = ("count", "whole arrays", "sent")
     by_phase = ReportTable(columns=("collective", "axes", "phase", *numbers), rows=rows, numbers=numbers)
@@ -383,23 +385,23 @@ def _rank_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSectio
             format_bytes(rank.peak_bytes),
             flop_words(sum(rank.flops_by_phase.values())),
         )
-        for rank in facts.pytorch.ranks
+        for rank in facts.account.ranks
     )
     columns = ("rank", "parameters", "gradients", "optimizer", "saved", "peak", "FLOPs")
     return (
         *section("Collectives of one rank by phase", by_phase if rows else None),
         *section("Ranks that were run", ReportTable(columns=columns, rows=ranks, numbers=columns)),
-        *section("Modules of one rank, with all inside them", _module_table(facts.pytorch, on_page=on_page)),
+        *section("Modules of one rank, with all inside them", _module_table(facts.account, on_page=on_page)),
     )
 
 
-def _module_table(pytorch: TorchFacts, *, on_page: bool) -> ReportTable | None:
+def _module_table(account: EagerAccount, *, on_page: bool) -> ReportTable | None:
     """Return the modules that cost anything, the most expensive first; a terminal shows some."""
 
     def cost(module: ModuleCount) -> tuple[int, int]:
         return sum(module.flops_by_phase.values()), module.saved_activation_bytes
 
-    costly = sorted((each for each in pytorch.modules if any(cost(each))), key=cost, reverse=True)
+    costly = sorted((each for each in account.modules if any(cost(each))), key=cost, reverse=True)
     rows = plain_rows(
         (
             each.scope or "the module itself",

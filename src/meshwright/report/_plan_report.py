@@ -31,7 +31,6 @@ from ._model import (
     share_of_peak,
     timeline_plot,
 )
-from ._saved_facts import WeighingFacts, facts_of
 from ._schedule_lanes import schedule_lanes
 from ._weighing import (
     LISTED,
@@ -44,6 +43,7 @@ from ._weighing import (
     time_bars,
     time_figures,
 )
+from ._weighing_facts import WeighingFacts, facts_of
 
 MOST_ROWS = 8  # of the ranked table on a terminal, unless told
 ALIKE = 0.01  # share of the step below which two candidates are practically the same

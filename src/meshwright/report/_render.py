@@ -27,9 +27,6 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from meshwright.extras import absent, how_to_install
-
-from ._drawings import DOT_COLOURS, lane_svg, scatter_svg
 from ._model import (
     FAINT,
     INK,
@@ -236,6 +233,8 @@ def _page_block(block: Block) -> str:
         case Plot():
             return f"<figure>\n{_page_plot(block)}</figure>\n"
         case Scatter():
+            from ._drawings import scatter_svg
+
             drawn = scatter_svg(block, "wide") + scatter_svg(block, "narrow")
             return f"<figure>\n{drawn}{_scatter_legend(block)}</figure>\n"
         case Lanes():
@@ -318,6 +317,8 @@ def _page_bars(bars: Bars) -> str:
 
 def _page_lanes(lanes: Lanes) -> str:
     """Return each lane below its name, and the words of the axis below all of them."""
+    from ._drawings import lane_svg
+
     drawn = "".join(
         f"<p class=facts>{escape(lane.name)}</p>\n{lane_svg(lane, lanes.label)}" for lane in lanes.lanes
     )
@@ -357,6 +358,8 @@ def _load_plots() -> None:
 
 def _page_plot(plot: Plot) -> str:
     """Return a plot with its legend, or words in its place: a page is written after hours of training too."""
+    from meshwright.extras import absent, how_to_install
+
     if absent(["matplotlib"]):
         words = (
             f"Not drawn: {plot.label}. It needs matplotlib, which is not installed; {how_to_install('draw')}"
@@ -398,6 +401,8 @@ def _svg(plot: Plot, width: float, kind: str) -> str:
 
 
 def _scatter_legend(scatter: Scatter) -> str:
+    from ._drawings import DOT_COLOURS
+
     kinds = dict.fromkeys(dot.kind for dot in scatter.dots)
     lines = [(FAINT, "the front: no other is both faster and smaller")]
     lines += [(INK, scatter.limit[1])] if scatter.limit else []

@@ -1,52 +1,28 @@
-"""Turn each kind of result into a document: runs, sweeps, changes, calibrations and weighings.
+"""Show a result: choose the document of its kind, and let a terminal or an HTML page show it.
 
-A terminal shows the short form of a result, a page the long one with pictures. Used by: `api`, which writes
-the pages and passes `text_of` and `page_of` to `results`, and `cli`, which prints `renderable`.
+A terminal shows the short form of a result, a page the long one with pictures. A module that makes the
+document of one kind of result is imported when such a result is shown. Used by: `shown`, whose results print
+themselves, and `cli`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import io
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 
-from meshwright.hardware import Calibration
-from meshwright.measure._reconciliation import Calibrated, History, Measurement, Reconciliation
-from meshwright.measure._reconciliation import Row as ComparedRow
-from meshwright.planned import FleetPlans, Plan
-from meshwright.results import Changes, Run, Sweep, SweepRun, Weighing
-from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+from meshwright.results import Weighing
 
-from ._calibrating import calibrated_document, history_document
-from ._costs import cost_sections, fault_sections
-from ._fleet_comparison import fleets_document
-from ._model import (
-    Block,
-    Cards,
-    Document,
-    Lanes,
-    ReportSection,
-    ReportTable,
-    Series,
-    TableRow,
-    Words,
-    curves_plot,
-    flop_words,
-    percent,
-    plain_rows,
-    section,
-    sweep_curves_plot,
-    values_plot,
-)
-from ._plan_report import MOST_ROWS, plan_document, plan_page
 from ._render import page, terminal
-from ._saved_facts import RunFiles, facts_of, read_run
-from ._schedule_lanes import schedule_lanes
-from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict
+from ._weighing import full_document, screen_document
+from ._weighing_facts import facts_of
+
+if TYPE_CHECKING:
+    from meshwright.planned import Plan
+
+    from ._model import Document
 
 WIDTH = 100  # columns of the text that `str` returns
 MORE = "All of it: --verbose. Pictures: --html FILE. What would help: --explain."
@@ -55,20 +31,26 @@ MORE_IN_PYTHON = (
 )
 EAGER_MORE = "All of it: --verbose. Pictures: --html FILE."
 EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
-FILES_OF_THE_END = ("measurement.json", "reconciliation.json")
-RELOAD_SECONDS = 15  # of a page of a run that is under way
-SWEEP_FIGURES = ("held-out loss", "training loss", "step", "{}/s")  # of the unit of a batch
-SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerprints are equal."
-OTHER_PROGRAM = (
-    "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
-)
-PROGRAM_OF_A_TPU = (
-    "Whether the program that ran is the one that was weighed is not known: on a TPU the compiler changes "
-    "its text after a weighing has read it."
-)
-HELD_OUT = "held_out_"
-MOST_SAMPLE_LINES = 12  # on a terminal
-MOST_NOTICES = 50
+DOCUMENTS = {
+    "Calibrated": ("_calibrating", "calibrated_document"),
+    "Calibration": ("_calibrating", "calibration_document"),
+    "Changes": ("_changes", "changes_document"),
+    "FleetPlans": ("_fleet_comparison", "fleets_document"),
+    "History": ("_calibrating", "history_document"),
+    "Plan": ("_plan_report", "plan_document"),
+    "Reconciliation": ("_run_report", "reconciliation_document"),
+    "Run": ("_run_report", "run_document"),
+    "Sweep": ("_run_report", "sweep_document"),
+}
+"""By kind of result: the module and the function that make its document for a terminal."""
+PAGES = {
+    "History": ("_calibrating", "history_page"),
+    "Plan": ("_plan_report", "plan_page"),
+    "Run": ("_run_report", "page_of_run"),
+    "Sweep": ("_run_report", "sweep_page"),
+    "Weighing": ("_run_report", "weighing_page"),
+}
+"""As `DOCUMENTS`, of a page; the other results have one document for both."""
 
 
 def renderable(result: object, *, verbose: bool = False, more: str = MORE) -> RenderableType:
@@ -88,6 +70,8 @@ def plan_renderable(plan: Plan, most_rows: int | None, more: str) -> RenderableT
         most_rows: of the ranked table; `MOST_ROWS` if None.
         more: the last line, which says how to use the plan.
     """
+    from ._plan_report import MOST_ROWS, plan_document
+
     return terminal(plan_document(plan, most_rows=most_rows or MOST_ROWS, more=more))
 
 
@@ -101,438 +85,23 @@ def text_of(result: object) -> str:
 
 def page_of(result: object) -> str:
     """Return a result as one HTML page."""
-    match result:
-        case Weighing():
-            files = RunFiles(name=result.name, weighing=facts_of(result))
-            return page(_run_page(files, schedule_lanes(result)))
-        case Run():
-            return run_page(result.folder)
-        case Sweep():
-            return page(_sweep_page(result))
-        case Plan():
-            return page(plan_page(result))
-        case History():
-            return page(history_document(result, draws=True))
-        case _:
-            return page(_document_of(result))
-
-
-def run_page(folder: Path, *, is_live: bool = False) -> str:
-    """Return the folder of a run as one HTML page, which names files that are missing or truncated.
-
-    The page of a run that `is_live` does not miss the files of its end, and loads itself again.
-    """
-    files = read_run(folder)
-    if not is_live:
-        return page(_run_page(files))
-    early = tuple(note for note in files.notes if not note.startswith(FILES_OF_THE_END))
-    made = _run_page(dataclasses.replace(files, notes=early))
-    steps = files.series("loss")[0]
-    so_far = f"under way, {steps[-1]:,} steps so far" if steps else "under way"
-    facts = ", ".join(filter(None, (made.facts, so_far)))
-    return page(dataclasses.replace(made, facts=facts, reload_seconds=RELOAD_SECONDS))
-
-
-def write_report(folder: Path, *, is_live: bool = False) -> Path:
-    """Write report.html into a run's folder from the files it holds, and return its path.
-
-    Args:
-        is_live: whether the run is under way: its page then loads itself again.
-
-    Raises:
-        OSError: the page cannot be written; the previous page stays as it was.
-    """
-    from meshwright.trainer.loop import write_whole  # a run's folder knows its data
-
-    path = folder / "report.html"
-    write_whole(path, run_page(folder, is_live=is_live))
-    return path
-
-
-def write_sweep(sweep: Sweep) -> Path:
-    """Write report.html into the sweep's folder, from its runs' folders, and return its path."""
-    path = sweep.folder / "report.html"
-    path.write_text(page(_sweep_page(sweep)), "utf-8")
-    return path
+    kind = type(result).__name__
+    return page(_made(*PAGES[kind], result) if kind in PAGES else _document_of(result))
 
 
 def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> Document:
-    match result:
-        case Weighing():
-            facts = facts_of(result)
-            if not result.is_compiled:
-                more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
-            return full_document(facts) if verbose else screen_document(facts, more)
-        case Run():
-            return _run_document(result.measurement, result.reconciliation)
-        case Sweep():
-            runs, failures = _sweep_sections(result, shortens=True)
-            return Document(title=f"Sweep of {result.name}", sections=(*runs, *failures))
-        case FleetPlans():
-            return fleets_document(result, "" if more in (MORE, MORE_IN_PYTHON) else more)
-        case _:
-            known = DOCUMENTS.get(type(result))
-            if known is None:
-                raise TypeError(f"{type(result).__name__} has no report")
-            return known(result)
+    if isinstance(result, Weighing):
+        facts = facts_of(result, in_full=verbose)
+        if not result.is_compiled:
+            more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
+        return full_document(facts) if verbose else screen_document(facts, more)
+    kind = type(result).__name__
+    if kind not in DOCUMENTS:
+        raise TypeError(f"{kind} has no report")
+    says = {} if more in (MORE, MORE_IN_PYTHON) or kind != "FleetPlans" else {"more": more}
+    return _made(*DOCUMENTS[kind], result, **says)
 
 
-def _run_document(measurement: Measurement, reconciliation: Reconciliation) -> Document:
-    """Return the account of a finished run for a terminal."""
-    words = f"on {measurement.num_devices} x {measurement.device_kind}"
-    if measurement.step_seconds is not None:
-        rate = measurement.tokens_per_second
-        assert rate is not None, "a timed step has a rate"
-        words += f", {format_seconds(measurement.step_seconds.median)} each"
-        words += f", {format_count(rate)} {measurement.batch_unit}/s"
-    return Document(
-        title=_steps_words(measurement),
-        facts=words,
-        sections=(
-            *section("", *_loss_lines(measurement)),
-            *_sample_sections(measurement, most_lines=MOST_SAMPLE_LINES),
-            *_reconciliation_sections(reconciliation),
-            *_seconds_sections(measurement),
-        ),
-    )
-
-
-def _steps_words(measurement: Measurement) -> str:
-    return f"{measurement.steps} steps{', interrupted' if measurement.interrupted else ''}"
-
-
-def _loss_lines(measurement: Measurement) -> Iterator[Words]:
-    """Yield the first and last losses, and the held-out loss compared with the entropy of single tokens."""
-    for name, losses in (("training", measurement.losses), ("held-out", measurement.held_out_losses)):
-        if losses:
-            first, last = min(losses), max(losses)
-            line = f"{name} loss {losses[first]:.3f} at step {first}"
-            line += f", {losses[last]:.3f} at step {last}" if last != first else ""
-            yield Words(text=line)
-    metrics, entropy = measurement.held_out_metrics, measurement.unigram_entropy_nats
-    for name in sorted({name for values in metrics.values() for name in values}):
-        last = max(metrics)
-        yield Words(text=f"held-out {name} {metrics[last][name]:.3f} at step {last}")
-    if measurement.num_bad_steps:
-        yield Words(text=f"{measurement.num_bad_steps} steps were bad and not applied: see notices.jsonl")
-    if entropy is not None and measurement.held_out_losses:
-        gain = entropy - measurement.held_out_losses[max(measurement.held_out_losses)]
-        side = "below" if gain >= 0 else "above"
-        words = f"the entropy of its single tokens ({entropy:.3f} nats)"
-        yield Words(text=f"the held-out loss is {abs(gain):.3f} nats {side} {words}")
-
-
-def _sample_sections(measurement: Measurement, *, most_lines: int | None = None) -> tuple[ReportSection, ...]:
-    if not measurement.sample:
-        return ()
-    words = Words(lead=measurement.sample_prompt, text=measurement.sample, sample=True)
-    if most_lines is not None:
-        lines = f"{measurement.sample_prompt}{measurement.sample}".rstrip().split("\n")
-        kept = [*lines[:most_lines], "..."] if len(lines) > most_lines else lines
-        words = Words(text="\n".join(kept), sample=True)
-    return section("What it writes after training", words)
-
-
-def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[ReportSection, ...]:
-    """Return sections that compare predicted with measured quantities, and say how they were measured."""
-    rows = [row_cells(row) for row in reconciliation.rows]
-    ways = [(row.quantity, row.how) for row in reconciliation.rows]
-    ways += [(name, f"not compared: {why}") for name, why in reconciliation.not_compared.items()]
-    numbers = ("predicted", "measured", "error")
-    compared = ReportTable(
-        columns=("quantity", *numbers), rows=plain_rows(cells[:4] for cells in rows), numbers=numbers
-    )
-    how = ReportTable(
-        columns=("quantity", "measured by"), rows=tuple(TableRow(cells=way, tone="faint") for way in ways)
-    )
-    program = PROGRAM_OF_A_TPU
-    if reconciliation.same_program is not None:
-        program = SAME_PROGRAM if reconciliation.same_program else OTHER_PROGRAM
-    tables = (table for table in (compared, how) if table.rows)
-    return section("Predicted beside measured", Words(text=program), *tables)
-
-
-def row_cells(row: ComparedRow) -> tuple[str, str, str, str, str]:
-    """Return quantity, prediction with interval, measurement, error, and method of measurement of a row."""
-    error = "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %"
-    predicted = _amount(row.predicted, row.unit)
-    if row.low is not None and row.high is not None:
-        low, high = (_amount(end, row.unit, like=row.predicted) for end in (row.low, row.high))
-        predicted += f" ({low} to {high})"
-    return row.quantity, predicted, _amount(row.measured, row.unit), error, row.how
-
-
-def _amount(value: float, unit: str, like: float | None = None) -> str:
-    """Return an amount with its unit; the ends of an interval have the unit of its amount, `like`."""
-    match unit:
-        case "bytes":
-            return format_bytes(value)
-        case "FLOP":
-            return flop_words(value)
-        case "seconds":
-            return format_seconds(value, like=like)
-        case "share":
-            return percent(value, 1)
-        case _:
-            return f"{format_count(value)} {unit}"
-
-
-def _seconds_sections(measurement: Measurement | None) -> tuple[ReportSection, ...]:
-    """Return the goodput, and the seconds of each phase, which sum to the time of the process."""
-    if measurement is None:
-        return ()
-    whole = sum(measurement.seconds_by_phase.values())
-    words = f"Goodput {percent(measurement.goodput, 1)}: the share of {format_seconds(whole)} spent in steps."
-    phases = sorted(measurement.seconds_by_phase.items(), key=lambda item: -item[1])
-    rows = plain_rows((name, format_seconds(part), percent(part, whole)) for name, part in phases)
-    table = ReportTable(columns=("phase", "time", "share"), rows=rows, numbers=("time", "share"))
-    return section("Where the time went", Words(text=words), table)
-
-
-def _run_page(run: RunFiles, lanes: Lanes | None = None) -> Document:
-    """Return the page of a run's folder, or of a weighing alone, as far as the files go.
-
-    `lanes`: the schedule of the step, for which the files do not suffice.
-    """
-    weighing, measured = run.weighing, run.measurement
-    # A run on simulated devices is there to be trained: its curve comes first, and that no verdict is last.
-    has_curve = bool(run.series("loss")[1])
-    is_simulated = has_curve and weighing is not None and weighing.ledger.memory.usable_bytes is None
-    facts = [] if weighing is None else [title_facts(weighing)]
-    if measured is not None:
-        facts += [_steps_words(measured), f"{measured.date[:16].replace('T', ' ')} UTC"]
-    return Document(
-        title=run.name if weighing is None else weighing.config,
-        facts=", ".join(facts),
-        sections=(
-            *section("", *(() if weighing is None or is_simulated else verdict(weighing))),
-            *section("Not whole", *(Words(text=note) for note in run.notes), tone="warning"),
-            *section("", _cards(run)),
-            *(_loss_sections(run) if is_simulated else ()),
-            *(() if weighing is None else time_sections(weighing, on_page=True, lanes=lanes)),
-            *(() if is_simulated else _loss_sections(run)),
-            *_notice_sections(run),
-            *_seconds_sections(measured),
-            *(() if run.reconciliation is None else _reconciliation_sections(run.reconciliation)),
-            *section("", *(verdict(weighing) if weighing is not None and is_simulated else ())),
-            *(() if weighing is None else cost_sections(weighing, on_page=True)),
-            *(() if weighing is None else fault_sections(weighing)),
-            *(() if measured is None else _sample_sections(measured)),
-            *_environment_sections(run),
-        ),
-    )
-
-
-def _cards(run: RunFiles) -> Cards | None:
-    """Return the few most important figures, the time of a step first."""
-    measured, items = run.measurement, list[tuple[str, str]]()
-    if measured is not None and measured.step_seconds is not None:
-        items.append((format_seconds(measured.step_seconds.median), "step, measured median"))
-        rate = measured.tokens_per_second
-        assert rate is not None, "a timed step has a rate"
-        items.append((format_count(rate), f"{measured.batch_unit} per second"))
-    elif measured is None and run.weighing is not None:
-        items += time_figures(run.weighing)
-    _, losses = run.series("loss")
-    if losses:
-        items.append((f"{losses[0]:.3f} → {losses[-1]:.3f}", "training loss, nats"))
-    _, held_out = run.series("held_out_loss")
-    if held_out:
-        entropy = None if measured is None else measured.unigram_entropy_nats
-        words = "" if entropy is None else f"; single tokens have {entropy:.3f}"
-        items.append((f"{held_out[-1]:.3f}", f"held-out loss, nats{words}"))
-    return Cards(items=tuple(items)) if items else None
-
-
-def _loss_sections(run: RunFiles) -> tuple[ReportSection, ...]:
-    """Return plots of the loss and of each held-out metric that the model reports besides, "accuracy"."""
-    training = run.series("loss")
-    if not training[0]:
-        return ()
-    entropy = None if run.measurement is None else run.measurement.unigram_entropy_nats
-    level = None if entropy is None else (entropy, f"entropy of single held-out tokens, {entropy:.3f}")
-    held_out = run.series("held_out_loss")
-    plots = [curves_plot("loss", training, held_out, unit=", nats", height=3.2, level=level)]
-    keys = {key for line in run.metrics for key in line if key.startswith(HELD_OUT)} - {"held_out_loss"}
-    for key in sorted(keys):
-        name = key.removeprefix(HELD_OUT)
-        plots.append(curves_plot(name.replace("_", " "), run.series(name), run.series(key)))
-    return section("Loss", *plots)
-
-
-def _notice_sections(run: RunFiles) -> tuple[ReportSection, ...]:
-    """Return a run's notices, newest last: resumptions, bad steps, spikes, failed checkpoints."""
-    rows = plain_rows(
-        (str(line["step"]), str(line.get("kind", "")), str(line.get("message", ""))) for line in run.notices
-    )
-    if not rows:
-        return ()
-    words = None
-    if (left_out := len(rows) - MOST_NOTICES) > 0:
-        words = Words(text=f"The first {left_out} are left out; notices.jsonl has all.")
-    table = ReportTable(columns=("step", "what", "words"), rows=rows[-MOST_NOTICES:], numbers=("step",))
-    return section("What happened", words, table)
-
-
-def _environment_sections(run: RunFiles) -> tuple[ReportSection, ...]:
-    rows, measured = list[tuple[str, str]](), run.measurement
-    if measured is not None:
-        rows += [
-            ("devices", f"{measured.num_devices} x {measured.device_kind} ({measured.platform})"),
-            ("host", measured.host),
-            ("date", measured.date),
-            ("train step compiled in", format_seconds(measured.compile_seconds)),
-            ("program that ran", measured.fingerprint),
-        ]
-    if run.weighing is not None:
-        compiled = run.weighing.compile
-        rows += [("program weighed", compiled.fingerprint), ("compiler", compiled.compiler)]
-    if measured is not None:
-        rows += measured.versions.items()
-    return section("Environment", ReportTable(columns=("", ""), rows=plain_rows(rows))) if rows else ()
-
-
-def _sweep_sections(
-    sweep: Sweep, *, shortens: bool
-) -> tuple[tuple[ReportSection, ...], tuple[ReportSection, ...]]:
-    """Return a table with a row for each run, the best first, then the reasons of the failed runs.
-
-    `shortens`: whether keys are named without their section, where that is unique.
-    """
-    finished = sum(run.held_out_loss is not None for run in sweep.runs)
-    failed = len(sweep.runs) - finished
-    title = f"{finished} finished run{'s' if finished != 1 else ''} of {sweep.name} on {sweep.fleet}"
-    title += f", {failed} not finished" if failed else ""
-    title += f", {sweep.not_run} not begun" if sweep.not_run else ""
-    short = tuple(key.rpartition(".")[2] for key in sweep.keys)
-    names = short if shortens and len(set(short)) == len(short) else sweep.keys
-    rows = tuple(
-        TableRow(
-            cells=(run.folder.name.partition("-")[0], *run.values.values(), *_sweep_figures(run)),
-            tone="strong" if run is sweep.best else "" if run.held_out_loss is not None else "faint",
-        )
-        for run in sweep.ranked
-    )
-    numbers = (*names, *(name.format(sweep.batch_unit) for name in SWEEP_FIGURES))
-    table = ReportTable(columns=("run", *numbers), rows=rows, numbers=numbers, unbroken=1 + len(names))
-    reasons = (Words(text=f"{run.label}: {run.failed}") for run in sweep.ranked if run.failed)
-    return section(title, table), section("Not finished", *reasons, tone="warning")
-
-
-def _sweep_figures(run: SweepRun) -> tuple[str, str, str, str]:
-    """Return a run's figures as text, in the order of `SWEEP_FIGURES`."""
-    return (
-        "-" if run.held_out_loss is None else f"{run.held_out_loss:.4f}",
-        "-" if run.loss is None else f"{run.loss:.4f}",
-        "-" if run.step_seconds is None else format_seconds(run.step_seconds),
-        "-" if run.tokens_per_second is None else format_count(run.tokens_per_second),
-    )
-
-
-def _sweep_page(sweep: Sweep) -> Document:
-    """Return the page of a sweep: its table, and plots from its runs' folders."""
-    runs, failures = _sweep_sections(sweep, shortens=False)
-    best, pictures = (), ()
-    if sweep.best is not None:
-        words = f"Best: {sweep.best.label}, held-out loss {sweep.best.held_out_loss:.4f}"
-        best = section("", Words(text=words, tone="open"))
-        note = Words(text="A point has the colour of its run's curve below.", tone="faint")
-        series = [(run, read_run(run.folder).series("loss")) for run in sweep.ranked]
-        curves: list[tuple[SweepRun, Series]] = [(run, points) for run, points in series if points[0]]
-        pictures = (
-            *section("Held-out loss by value", note, *(values_plot(sweep, key) for key in sweep.keys)),
-            *section("Training loss by step", sweep_curves_plot(sweep, curves)),
-        )
-    return Document(title=f"Sweep of {sweep.name}", sections=(*best, *runs, *pictures, *failures))
-
-
-def _changes_document(changes: Changes) -> Document:
-    """Return one row for each change with its effect on the step, then the changes that failed to compile."""
-    title = "What would help"
-    if not changes:
-        words = Words(text="nothing that this config can change")
-        return Document(title=title, sections=section(title, words))
-    rows = plain_rows(
-        (
-            change.arguments,
-            format_bytes(change.reserved_bytes),
-            _signed(format_bytes, -(change.saved_bytes or 0)),
-            {True: "yes", False: "no", None: "?"}[change.fits],
-            _signed(flop_words, change.extra_executed_flops or 0),
-            "" if change.step_seconds is None else format_seconds(change.step_seconds),
-            "" if change.extra_seconds is None else _signed(format_seconds, change.extra_seconds),
-        )
-        for change in changes
-        if change.reserved_bytes is not None
-    )
-    columns = ("change", "reserved", "memory", "fits", "FLOPs", "step", "time")
-    numbers = ("reserved", "memory", "FLOPs", "step", "time")
-    table = ReportTable(columns=columns, rows=rows, numbers=numbers, unbroken=1)
-    failed = (
-        Words(text=f"{change.arguments}: {change.failed}")
-        for change in changes
-        if change.reserved_bytes is None
-    )
-    return Document(
-        title=title,
-        sections=(
-            *section("What would help, each change compiled", table),
-            *section("Could not be compiled", *failed),
-        ),
-    )
-
-
-def _signed(format_amount: Any, amount: float) -> str:
-    return "0" if amount == 0 else f"{'+' if amount > 0 else '-'}{format_amount(abs(amount))}"
-
-
-def _calibration_document(calibration: Calibration) -> Document:
-    """Return the measured rates that predictions use, then the other measured rates."""
-    rows: list[tuple[str, str]] = [
-        *(
-            (f"large product in {name}", format_rate(rate, "FLOP/s"))
-            for name, rate in calibration.matmul_flops_per_second.items()
-        ),
-        ("memory, of fused kernels", format_rate(calibration.memory_bytes_per_second, "B/s")),
-        ("launch of a kernel", format_seconds(calibration.launch_seconds)),
-        *(
-            (f"launch on each of {count} devices", format_seconds(seconds))
-            for count, seconds in calibration.launch_seconds_among.items()
-        ),
-    ]
-    for item in calibration.attention:
-        rate = f"{format_rate(item.forward_flops_per_second, 'FLOP/s')}, "
-        rate += f"{format_rate(item.backward_flops_per_second, 'FLOP/s')} backward"
-        rows.append((f"attention of {item.length}, heads of {item.head_size}", rate))
-    by_host = " by the whole host" if calibration.chip == "CPU" else ""
-    for item in calibration.collectives:
-        rate = f"{format_rate(item.bytes_per_second, 'B/s')} after {format_seconds(item.latency_seconds)}"
-        rows.append((f"{item.kind} among {item.group_size}, sent{by_host}", rate))
-    for name, share in calibration.spread.items():
-        rows.append((f"{name}: second best round from the best", percent(share, 1)))
-    if calibration.load is not None:
-        rows.append(("cores that others kept busy", f"{100 * calibration.load:.0f} %"))
-    details: list[tuple[str, str]] = []
-    for name, rate in calibration.details.items():
-        what, _, unit = name.rpartition(", ")
-        details.append((what, format_rate(rate, "FLOP/s" if unit == "FLOP/s" else "B/s")))
-    blocks: list[Block] = [Words(text="Predictions use"), _rates(("rate", "measured"), rows)]
-    if details:
-        blocks += [Words(text="Shown, and not used"), _rates(("also measured", "rate"), details)]
-    title = f"{calibration.chip}: {calibration.source}, {calibration.date}"
-    return Document(title=calibration.chip, sections=section(title, *blocks))
-
-
-def _rates(columns: tuple[str, str], rows: list[tuple[str, str]]) -> ReportTable:
-    return ReportTable(columns=columns, rows=plain_rows(rows), numbers=columns[1:])
-
-
-DOCUMENTS: dict[type, Callable[[Any], Document]] = {
-    Changes: _changes_document,
-    Plan: plan_document,
-    Calibration: _calibration_document,
-    Calibrated: calibrated_document,
-    History: history_document,
-    Reconciliation: lambda found: Document(title="", sections=_reconciliation_sections(found)),
-}
-"""The documents of results that have one form."""
+def _made(module: str, function: str, result: object, **says: str) -> Document:
+    make: Any = getattr(import_module(f"{__package__}.{module}"), function)
+    return make(result, **says)

@@ -43,7 +43,7 @@ from ._model import (
     spaced,
     timeline_plot,
 )
-from ._saved_facts import WeighingFacts
+from ._weighing_facts import EagerFacts, WeighingFacts
 
 SIMULATED_NOTE = (
     "The CPU's compiler stood in for the target's. It makes no reduce-scatter and schedules for no memory "
@@ -187,9 +187,9 @@ def _rate_words(prediction: Prediction, unit: str) -> str:
 
 def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
     """Return the name of the compiler, with the compile time."""
-    if facts.pytorch is not None:
+    if isinstance(facts, EagerFacts):
         how = f"in {format_seconds(facts.compile.seconds)} of one processor"
-        kind = "with a model of Inductor" if facts.pytorch.by_inductor else "eager"
+        kind = "with a model of Inductor" if facts.account.by_inductor else "eager"
         return Words(text=f"Run on fake tensors {how} by {facts.compile.compiler}, {kind}", tone="faint")
     how = "from the cache" if facts.compile.cached else f"in {format_seconds(facts.compile.seconds)}"
     target = ", for a target made of published figures" if facts.is_published_target else ""
@@ -264,7 +264,7 @@ def _unclear_memory(facts: WeighingFacts) -> Iterator[str]:
         if size < ALWAYS_SHOWN * memory.reserved_bytes:
             continue
         share = f"{format_bytes(size)}, {percent(size, memory.reserved_bytes)} of the program's"
-        if name == "fragmentation" and facts.pytorch is not None:
+        if name == "fragmentation" and isinstance(facts, EagerFacts):
             yield (
                 f"{share}: fragmentation, blocks that PyTorch's allocator keeps and no tensor fills; "
                 "PYTORCH_ALLOC_CONF=expandable_segments:True may avoid it"
@@ -331,7 +331,7 @@ def time_sections(
     blocks: list[Block | None] = [
         Words(lead=interval_words(seconds, prediction.interval_reasons), text=line + of_peak)
     ]
-    if slices and all(part.kind for part in slices):
+    if slices:
         by_kind = prediction.seconds_by_kind
         whole = math.fsum(by_kind.values())
         shares = (f"{KINDS[kind]} {percent(part, whole)}" for kind, part in by_kind.items())

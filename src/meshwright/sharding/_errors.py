@@ -22,6 +22,8 @@ import jax
 from meshwright.config import near_divisors, near_multiples, or_list
 from meshwright.errors import InputError, nearest_name
 
+from ._partition_rules import axes_of
+
 Axes = Sequence[tuple[str, int]]
 Explanation = tuple[str, str]  # the problem, and the hint
 
@@ -93,17 +95,6 @@ def indivisible(
         for dim, (size, axes) in enumerate(zip(shape, split, strict=False))
         if size % math.prod(ways for _, ways in axes)
     ]
-
-
-def axes_of(entry: Any) -> tuple[str, ...]:
-    """Return the axes of one entry of a PartitionSpec, which is None, one name or several names.
-
-    >>> axes_of(None), axes_of("data"), axes_of(("data", "fsdp"))
-    ((), ('data',), ('data', 'fsdp'))
-    """
-    if isinstance(entry, str):
-        return (entry,)
-    return tuple(entry) if isinstance(entry, tuple | list) else ()
 
 
 def does_not_divide(dim: int, size: int, axes: Axes, num_processes: int = 1) -> Explanation:

@@ -412,3 +412,14 @@ def mesh_of(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Mesh:
     sizes = tuple(size for _, size in axes)
     assert int(np.prod(sizes)) == len(devices), f"axes {dict(axes)} do not cover {len(devices)} devices"
     return Mesh(np.array(devices).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """Return the axes of one entry of a PartitionSpec, which is None, one name or several names.
+
+    >>> axes_of(None), axes_of("data"), axes_of(("data", "fsdp"))
+    ((), ('data',), ('data', 'fsdp'))
+    """
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry) if isinstance(entry, tuple | list) else ()

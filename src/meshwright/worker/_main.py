@@ -286,6 +286,8 @@ def check_mesh_of_slices(mesh: Any, fleet: str) -> None:
         InputError: it is; libtpu's process would end, or the groups would be taken for those of other slices.
     """
     numbers = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
+    if not any(numbers):
+        return  # GPUs, CPUs, or one slice
     if numbers != sorted(numbers):
         shown = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
         raise InputError(

@@ -40,7 +40,6 @@ from meshwright.hlo import module_of, phase_of, place_of_frames, shares_of, twic
 
 from ._grid import Undecided, scan_sizes
 from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
-from ._rounds import rounds_of
 from ._traced_kernels import FOREIGN, PALLAS, kernel_of, name_of
 
 # The parameters in which a primitive may hold the program that it runs once.
@@ -428,6 +427,8 @@ class _Counter:
 
     def _loop(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add the rounds of a `while`, whose values change; one of unknown length once, as unpriced."""
+        from ._rounds import rounds_of
+
         rounds = rounds_of(eqn, known, FREE)
         if rounds is None:
             place = scopes.strip("/") or "the step"

@@ -161,6 +161,6 @@ def traffic_of(
             link=where,
             link_name="" if link is None else link.name,
             crossing_bytes=int(crossing_bytes(whole, domains, members))
-            + (before.crossing_bytes or 0 if before else 0),
+            + (before.crossing_bytes if before else 0),
         )
     return tuple(sorted(sums.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))), unpriced

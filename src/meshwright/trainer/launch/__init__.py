@@ -3,20 +3,27 @@
 Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, and jax only when it is needed.
 """
 
-from ._alike import Facts as Facts
-from ._alike import agreed as agreed
-from ._coordination import ALONE as ALONE
-from ._coordination import Alone as Alone
-from ._coordination import Peers as Peers
-from ._join import COORDINATOR as COORDINATOR
-from ._join import INDEX as INDEX
-from ._join import NUM_PROCESSES as NUM_PROCESSES
-from ._join import PARENT as PARENT
-from ._join import Place as Place
-from ._join import await_verdict as await_verdict
-from ._join import join as join
-from ._join import leave as leave
-from ._join import noting_signals as noting_signals
-from ._join import over as over
-from ._join import place_in as place_in
-from ._join import processes_of_this_run as processes_of_this_run
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_imports import names_on_first_use
+
+if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._alike import Facts as Facts
+    from ._alike import agreed as agreed
+    from ._coordination import ALONE as ALONE
+    from ._coordination import Alone as Alone
+    from ._coordination import Peers as Peers
+    from ._join import COORDINATOR as COORDINATOR
+    from ._join import INDEX as INDEX
+    from ._join import NUM_PROCESSES as NUM_PROCESSES
+    from ._join import PARENT as PARENT
+    from ._join import Place as Place
+    from ._join import await_verdict as await_verdict
+    from ._join import join as join
+    from ._join import leave as leave
+    from ._join import noting_signals as noting_signals
+    from ._join import over as over
+    from ._join import place_in as place_in
+    from ._join import processes_of_this_run as processes_of_this_run
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -6,6 +6,8 @@ Imports: `config`, `sharding`, jax. Used by: `step`, `training`.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from meshwright import config as _config
 
 from ._base_model import RESIDUAL as RESIDUAL
@@ -23,17 +25,15 @@ from .quantised import matrix_of as matrix_of
 from .quantised import quantised_declarations as quantised_declarations
 from .quantised import quantised_parameters as quantised_parameters
 from .quantised import quantised_part as quantised_part
-from .small import Cruncher, LeNet, Linear, ResNet
-from .transformer import Transformer
 
-MODELS: dict[type[_config.ModelKind], type[Model]] = {
-    _config.LinearModel: Linear,
-    _config.CruncherModel: Cruncher,
-    _config.LeNetModel: LeNet,
-    _config.ResNetModel: ResNet,
-    _config.TransformerModel: Transformer,
+MODELS: dict[type[_config.ModelKind], tuple[str, str]] = {
+    _config.LinearModel: ("small", "Linear"),
+    _config.CruncherModel: ("small", "Cruncher"),
+    _config.LeNetModel: ("small", "LeNet"),
+    _config.ResNetModel: ("small", "ResNet"),
+    _config.TransformerModel: ("transformer", "Transformer"),
 }
-"""The model of each kind of record."""
+"""By kind of record: the module and the class of its model. A module is imported for its own models."""
 
 
 def model_of(config: _config.ModelKind) -> Model:
@@ -43,4 +43,6 @@ def model_of(config: _config.ModelKind) -> Model:
     >>> model_of(load_config("linear").model).parameters()["weight"].dims
     ('embed', 'one')
     """
-    return MODELS[type(config)](config)
+    module, name = MODELS[type(config)]
+    make: type[Model] = getattr(import_module(f"{__name__}.{module}"), name)
+    return make(config)

@@ -22,16 +22,13 @@ from jaxtyping import Array, Float
 from meshwright.config import LoraConfig, TransformerModel
 
 from ._base_model import RESIDUAL, Context, Parameter
-from .products import product
-
-SUFFIX = "_adapter"
-"""Ends the name of an adapter, which lies beside its product's matrix."""
+from .products import ADAPTER, product
 
 
 def adapter_parameters(
     block: Mapping[str, Mapping[str, Parameter]], model: TransformerModel, lora: LoraConfig
 ) -> dict[str, dict[str, dict[str, Parameter]]]:
-    """Declare the adapters of one block, by group and by name of the product with `SUFFIX`."""
+    """Declare the adapters of one block, by group and by name of the product with `ADAPTER`."""
     assert lora.rank is not None, "the run has no adapters"
     declared: dict[str, dict[str, dict[str, Parameter]]] = {}
     for group, name in lora.products(model):
@@ -47,7 +44,7 @@ def adapter_parameters(
             fan_in=lora.rank,
             initial="zeros",
         )
-        declared.setdefault(group, {})[f"{name}{SUFFIX}"] = {"a": first, "b": second}
+        declared.setdefault(group, {})[f"{name}{ADAPTER}"] = {"a": first, "b": second}
     return declared
 
 

@@ -50,6 +50,7 @@ from meshwright.sharding import AnyMesh, activation_spec, axis_size, on_each_dev
 
 from ._base_model import Context, Tree
 from .attention_blocks import (
+    AXIS,
     Blocks,
     Cudnn,
     Gradients,
@@ -60,8 +61,6 @@ from .attention_blocks import (
     in_eights,
     merged,
 )
-from .gathered_attention import AXIS, gathered_backward, gathered_forward, windowed_backward, windowed_forward
-from .splash_attention import splash_attention, takes
 
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
@@ -175,6 +174,8 @@ def _forward(
         if size == 1:
             result = kernel.forward(_whole(query, key, value, segments, window), True)
             return result._replace(out=result.out.astype(query.dtype))
+        from .gathered_attention import gathered_forward, windowed_forward
+
         if window is not None:
             return windowed_forward(kernel, size, query, key, value, segments, window)
         if gathers(key, segments, size):
@@ -202,6 +203,8 @@ def _backward(
             part = _whole(query, key, value, segments, window)
             d_query, d_key, d_value = kernel.backward(part, True, result, d_out)
             return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
+        from .gathered_attention import gathered_backward, windowed_backward
+
         if window is not None:
             return windowed_backward(kernel, size, query, key, value, segments, window, result, d_out)
         if gathers(key, segments, size):
@@ -430,7 +433,7 @@ def causal_attention(
     is_ring = ring_size(context.mesh) > 1
     assert not is_ring or value.shape == key.shape, "check_layout refuses other widths over a ring"
     whole = documents is None and shape.window is None and not is_ring
-    splash = whole and context.platform == "tpu" and takes(length, query.shape[-1], value.shape[-1])
+    splash = whole and context.platform == "tpu" and _splash_takes(length, query, value)
     with jax.named_scope("attention"):
         if splash or (cudnn and not is_ring):
             # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
@@ -444,8 +447,16 @@ def causal_attention(
         return out if is_ring else context.pin(out, *HEADS)
 
 
+def _splash_takes(length: int, query: Array, value: Array) -> bool:
+    from .splash_attention import takes  # Pallas, which a TPU alone needs
+
+    return takes(length, query.shape[-1], value.shape[-1])
+
+
 def _fused(query: Array, key: Array, value: Array, bias: Array | None, *, cudnn: bool, shape: Shape) -> Array:
     """Attend on one device by a fused kernel, whose gradient saves its own results under the name `NAME`."""
     if cudnn:
         return cudnn_attention(query, key, value, bias, shape.window)
+    from .splash_attention import splash_attention
+
     return splash_attention(query, key, value, shape.cap, NAME)

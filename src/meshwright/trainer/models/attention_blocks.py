@@ -31,6 +31,7 @@ from jax._src import dispatch
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
+AXIS = "context"
 MAX_BLOCKS = 16
 MIN_BLOCK = 128
 # A CPU computes a smaller block's scores in its cache, and fewer of them are masked: attention of 12 x 256

@@ -30,11 +30,9 @@ from meshwright.sharding import activation_spec, axis_size, on_each_device, para
 
 from ._base_model import RESIDUAL, Context, Parameter
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
+from .loss import Balance
 from .products import product as matrix_product
-
-NAME = "expert_product"  # rematerialisation policies that save products save these
-SECOND_NAME = "second_expert_product"  # and these, unless they save every second product only
-
+from .rematerialisation import EXPERTS, SECOND_EXPERTS
 
 ROUTER = ("router", "router_bias")  # parameters in float32
 
@@ -49,20 +47,6 @@ class Places(NamedTuple):
 
     slots: Int[Array, "tokens choices"]
     sources: Int[Array, " slots"]
-
-
-class Balance(NamedTuple):
-    """Measures of how evenly one layer's tokens were spread over the experts; scalars, float32.
-
-    `loss`: num_experts x the sum over experts of (share of tokens that chose it x mean probability). With one
-    choice this is Switch's equation 4. Each of k choices counts, so `loss` is k if all experts are equal.
-    `load`: the largest share of choices that one expert received, x num_experts.
-    `dropped`: the share of choices beyond capacity.
-    """
-
-    loss: Float[Array, ""]
-    load: Float[Array, ""]
-    dropped: Float[Array, ""]
 
 
 def _sizes(config: TransformerModel) -> tuple[int, int]:
@@ -116,19 +100,6 @@ def expert_mlp(
         rows = activation_spec(RESIDUAL, context.mesh)
         weights = {name: parameter_spec(names, context.mesh) for name, names in dims.items()}
         return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
-
-
-def balance_metrics(balance: Balance) -> dict[str, Float[Array, ""]]:
-    """Return the metrics of `balance`, which is stacked over layers.
-
-    `balancing_loss` is the mean over layers, without its factor. `expert_load` is the largest of all layers.
-    `dropped` is the mean over layers.
-    """
-    return {
-        "balancing_loss": jnp.mean(balance.loss),
-        "expert_load": jnp.max(balance.load),
-        "dropped": jnp.mean(balance.dropped),
-    }
 
 
 def route(
@@ -252,7 +223,7 @@ def _on_one_device(
         router = _whole(layer["router"], dims["router"], jnp.float32, context)
         wide = tokens.astype(jnp.float32)
         logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
-        logits = checkpoint_name(checkpoint_name(logits, "router"), NAME)
+        logits = checkpoint_name(checkpoint_name(logits, "router"), EXPERTS)
         chosen, weights = route(logits, config, layer.get("router_bias"))
         places = places_of(chosen, capacity)
         balance = _balance(_probabilities(logits, config), chosen, places, context)
@@ -297,9 +268,9 @@ def _mlp(
                 return fp8_product(x, matrices[name], 1, context.platform == "cpu", 1)
             return matrix_product(x, matrices[name], 1, 1)
 
-    up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), NAME)
+    up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), EXPERTS)
     if "gate" in matrices:
-        gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_NAME)
+        gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_EXPERTS)
         hidden = activation(gate) * up
     else:
         hidden = activation(up)
@@ -355,7 +326,7 @@ def _exchange(buffers: Array, context: Context) -> Array:
     if _split("expert", context):
         buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
         buffers = checkpoint_name(buffers, "expert_tokens")
-        buffers = checkpoint_name(buffers, NAME)  # as shards; gathered over `tensor` again
+        buffers = checkpoint_name(buffers, EXPERTS)  # as shards; gathered over `tensor` again
     if _split("tensor", context):
         buffers = jax.lax.all_gather(buffers, "tensor", axis=1, tiled=True)
     return buffers

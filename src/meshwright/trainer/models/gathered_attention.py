@@ -28,9 +28,8 @@ from einops import rearrange
 from jaxtyping import Array, Float, Int
 
 from ._base_model import Tree
-from .attention_blocks import Gradients, Kernel, Part, PartResult, merged
+from .attention_blocks import AXIS, Gradients, Kernel, Part, PartResult, merged
 
-AXIS = "context"
 EVEN = 128  # keys of a piece with a window are a multiple of this, as kernels like them
 
 

@@ -38,6 +38,33 @@ NEVER = -1e18  # the logit of padding: its exponential is 0, and its square is f
 BACKWARD = "transpose(loss)"  # JAX's name for backward work; here it runs in the forward pass
 
 
+class Balance(NamedTuple):
+    """Measures of how evenly one layer's tokens were spread over the experts; scalars, float32.
+
+    `loss`: num_experts x the sum over experts of (share of tokens that chose it x mean probability). With one
+    choice this is Switch's equation 4. Each of k choices counts, so `loss` is k if all experts are equal.
+    `load`: the largest share of choices that one expert received, x num_experts.
+    `dropped`: the share of choices beyond capacity.
+    """
+
+    loss: Float[Array, ""]
+    load: Float[Array, ""]
+    dropped: Float[Array, ""]
+
+
+def balance_metrics(balance: Balance) -> dict[str, Float[Array, ""]]:
+    """Return the metrics of `balance`, which is stacked over layers.
+
+    `balancing_loss` is the mean over layers, without its factor. `expert_load` is the largest of all layers.
+    `dropped` is the mean over layers.
+    """
+    return {
+        "balancing_loss": jnp.mean(balance.loss),
+        "expert_load": jnp.max(balance.load),
+        "dropped": jnp.mean(balance.dropped),
+    }
+
+
 class Targets(NamedTuple):
     """The targets of a batch, or of some of its positions.
 

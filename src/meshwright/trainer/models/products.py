@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
+ADAPTER = "_adapter"
+"""Ends the name of an adapter, which lies beside its product's matrix."""
+
 
 class ProductDims(NamedTuple):
     """Name the dimensions of a product of activations and a matrix.

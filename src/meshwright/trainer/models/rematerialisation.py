@@ -38,14 +38,14 @@ from meshwright.sharding import axis_size, num_shards
 
 from ._base_model import Context
 from .attention import NAME as ATTENTION
-from .experts import NAME as EXPERTS
-from .experts import SECOND_NAME as SECOND_EXPERTS
 from .norms import STATISTICS
 
 BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
 PRODUCT, AFTER_ATTENTION = "product", "after_attention"
 SECOND_PRODUCT = "second_product"  # every second product of a block, which `alternate-dots` computes again
 HIDDEN = "mlp_hidden"
+EXPERTS = "expert_product"  # of experts: policies that save products save these
+SECOND_EXPERTS = "second_expert_product"  # and these, unless they save every second product only
 OTHER_NAMES = {"context": ATTENTION, "residual": AFTER_ATTENTION, "norms": STATISTICS}
 """The names here of results that a `save:` list calls otherwise and that no group shares."""
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank

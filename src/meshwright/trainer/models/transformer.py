@@ -9,7 +9,7 @@ for the backward pass is named here and chosen in `rematerialisation`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,16 +34,12 @@ from meshwright.sharding import (
 )
 
 from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
-from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .backward_order import ordered
-from .eight_bits import fp8_product, projected_in_eight_bits
-from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
-from .latent_attention import latent_parameters, latent_projections
 from .layer_sums import places, read_from, summed, taken
-from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
+from .loss import LEFT_OUT, Balance, Targets, balance_metrics, capped, mean_cross_entropy
 from .norms import normalised
-from .products import product
+from .products import ADAPTER, product
 from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, HIDDEN, PRODUCT, SECOND_PRODUCT, rematerialised
 from .rotary import rotated, score_factor, turns_of
@@ -79,13 +75,22 @@ def _projected(x: Array, weight: Array, context: Context) -> Array:
     On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice as
     long (benchmarks/train_cpu.py).
     """
-    num_inputs, on_cpu = x.ndim - 2, context.platform == "cpu"
+    num_inputs, multiply = x.ndim - 2, _product_of(context)
     if num_shards(context.mesh) == 1:
         flat = x.reshape(x.shape[0] * x.shape[1], -1)
         matrix = weight.reshape(flat.shape[1], -1)
-        y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else product(flat, matrix, 1)
-        return y.reshape(*x.shape[:2], *weight.shape[num_inputs:])
-    return fp8_product(x, weight, num_inputs, on_cpu) if context.fp8 else product(x, weight, num_inputs)
+        return multiply(flat, matrix, 1).reshape(*x.shape[:2], *weight.shape[num_inputs:])
+    return multiply(x, weight, num_inputs)
+
+
+def _product_of(context: Context) -> Callable[[Array, Array, int], Array]:
+    """Return the function that multiplies in the run's format."""
+    if not context.fp8:
+        return product
+    from .eight_bits import fp8_product
+
+    on_cpu = context.platform == "cpu"
+    return lambda x, weight, num_contracted: fp8_product(x, weight, num_contracted, on_cpu)
 
 
 def _projected_by_codes(
@@ -168,6 +173,8 @@ class Transformer(Model):
 
     def adapters(self, lora: LoraConfig) -> Tree:
         """Declare the adapters of `layers`."""
+        from .adapters import adapter_parameters
+
         block = adapter_parameters(self.block, self.config, lora)
         return {"layers": self._of_layers(block, self.config.num_layers)}
 
@@ -212,8 +219,12 @@ class Transformer(Model):
         names = [f"{group}_{place}" for group in ("attention", "mlp") for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm)
         if has_experts:
+            from .experts import expert_parameters
+
             declared["experts"] = expert_parameters(c)
         if c.latent_rank is not None:
+            from .latent_attention import latent_parameters
+
             declared["attention"] = latent_parameters(c)
         for (group, name), dims in matrices.items():
             shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
@@ -490,6 +501,8 @@ class Transformer(Model):
             if "experts" not in layer:
                 out, balance = self._mlp(h, layer, context), None
             else:
+                from .experts import expert_mlp
+
                 split = context.pin(h, *RESIDUAL)
                 out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
                 if c.num_shared_experts:
@@ -516,6 +529,8 @@ class Transformer(Model):
             return self._project(x, layer, "attention", name, context)
 
         if c.latent_rank is not None:
+            from .latent_attention import latent_projections
+
             return latent_projections(h, layer["attention"], project, places, c, context)
         query, key, value = (project(h, name) for name in ("query", "key", "value"))
         if c.qk_norm != "none":
@@ -546,6 +561,8 @@ class Transformer(Model):
         with self._scope_of(group, name, context):
             if name in layer[group]:
                 if context.fp8 and num_shards(context.mesh) > 1:
+                    from .eight_bits import projected_in_eight_bits
+
                     return projected_in_eight_bits(x, layer[group][name], dims, context)
                 return _projected(x, context.gather(layer[group][name], *dims), context)
             # The matrix is computed from its four bits, and again in the backward pass.
@@ -559,8 +576,10 @@ class Transformer(Model):
             # A sum over `tensor` is scattered by position at once, which is the residual's layout.
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
-            if f"{name}{SUFFIX}" in layer[group]:
-                y = y + adapted(x, layer[group][f"{name}{SUFFIX}"], self.block[group][name], context)
+            if f"{name}{ADAPTER}" in layer[group]:
+                from .adapters import adapted
+
+                y = y + adapted(x, layer[group][f"{name}{ADAPTER}"], self.block[group][name], context)
             if f"{name}_bias" in layer[group]:
                 y = y + _for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.

@@ -47,8 +47,6 @@ from . import _gradients as grads
 from . import _state_formats as _formats
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
-from ._pipeline import Pipeline, over_stages
-from ._stage import ContextOf, Staged
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -101,7 +99,11 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     used = tables.declared(declared)
     shardings = tables.shardings(_by_dims(used, mesh, config.zero1))  # of gradients, while a step computes
     formats = grads.sum_formats(used, config.gradient_sum)
-    pipeline = _pipeline_of(config, model, used, context_of, shardings, formats)
+    pipeline = None
+    if mesh.shape.get("stage", 1) > 1:
+        from ._pipeline import pipeline_of  # most runs have one stage
+
+        pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
     sums = _sums_of(model, () if frozen is not None else model.summed(context_of(None)), formats)
 
     def loss(
@@ -177,26 +179,6 @@ def _sums_of(model: Model, summed: tuple[str, ...], formats: Tree) -> grads.Grad
     """
     sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
     return partial(sums, summed=summed, formats=formats)
-
-
-def _pipeline_of(
-    config: RunConfig, model: Model, used: Tree, context_of: ContextOf, shardings: Tree, formats: Tree
-) -> Pipeline | None:
-    """Return the pipeline of a run over several stages; None with one.
-
-    `used`: the declarations of the parameters as a step uses them.
-    """
-    mesh = jax.tree.leaves(shardings)[0].mesh
-    if mesh.shape.get("stage", 1) == 1:
-        return None
-    specs = jax.tree.map(
-        lambda p: over_stages(spec_in_step(p, mesh, config.zero1)), used, is_leaf=is_parameter
-    )
-    num_layers = num_stacked_layers(config)
-    assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
-    assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
-    chunks = config.pipeline_chunks
-    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, specs, formats)
 
 
 def whole_parameters(state: Tree) -> Tree:

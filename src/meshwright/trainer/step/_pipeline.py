@@ -17,11 +17,12 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key
 
-from meshwright.config import PipelineSchedule, Ticks
+from meshwright.config import PipelineSchedule, RunConfig, Ticks, num_stacked_layers
 from meshwright.sharding import axes_of, replica_axes
-from meshwright.trainer.models import Outcome
+from meshwright.trainer.models import Model, Outcome, is_parameter
 
 from ._gradients import mean_over_parts, rows_spec
+from ._padded_tables import spec_in_step
 from ._stage import AXIS, ContextOf, Stage, Staged, Totals
 
 Tree = Any
@@ -133,3 +134,21 @@ def over_stages(spec: PartitionSpec) -> PartitionSpec:
 def summed_axes(spec: PartitionSpec) -> tuple[str, ...]:
     """Return the axes over which gradients of parameters are summed: `stage` for those on every stage."""
     return () if AXIS in spec else (AXIS,)
+
+
+def pipeline_of(
+    config: RunConfig, model: Model, used: Tree, context_of: ContextOf, shardings: Tree, formats: Tree
+) -> Pipeline:
+    """Return the pipeline of a run over several stages.
+
+    `used`: the declarations of the parameters as a step uses them.
+    """
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    specs = jax.tree.map(
+        lambda p: over_stages(spec_in_step(p, mesh, config.zero1)), used, is_leaf=is_parameter
+    )
+    num_layers = num_stacked_layers(config)
+    assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
+    assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
+    chunks = config.pipeline_chunks
+    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, specs, formats)
