@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .subprocesses import end_session, own_python
+from .subprocesses import POLL_SECONDS, end_session, own_python
 
-POLL_SECONDS = 0.05
 TIME_LIMIT_SECONDS = 1200.0  # for a user's code
 LAST_LINES = 15  # of what it printed, in an error
 

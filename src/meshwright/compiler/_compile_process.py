@@ -29,10 +29,10 @@ import psutil
 
 from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.files import last_lines, parsed_json
-from meshwright.sandbox import POLL_SECONDS, start
 from meshwright.subprocesses import (
     GRACE_SECONDS,
     IS_LINUX,
+    POLL_SECONDS,
     end_session,
     from_child,
     own_python,
@@ -305,6 +305,8 @@ class _NewProcess:
     """A worker in a new Python process."""
 
     def __init__(self, work: Path, made: Path) -> None:
+        from meshwright.sandbox import start  # a program in the cache needs no process
+
         self._process = start(MODULE, work, made, said=work / STDERR_FILE)
 
     def poll(self) -> int | None:
