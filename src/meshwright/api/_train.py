@@ -117,13 +117,8 @@ def train(
     resume, begin_from, profile = session.resume, session.begin_from, session.profile
     config, folder = named_run(config, folder, resume)
     asked = partial(_run_to_train, config, data, overrides, steps, folder, session)
-    call = {
-        "on": on,
-        "folder": folder,
-        "resume": resume,
-        "discard_steps": session.discard_steps,
-        "steps": steps,
-    }
+    call = {"on": on, "folder": folder, "steps": steps}
+    call |= {"resume": resume, "discard_steps": session.discard_steps}
     peers = processes_of_this_run()
     (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
     path = Path(peers.from_first("run folder", lambda: str(folder or folder_for(run))))

@@ -36,8 +36,11 @@ class Gate:
 
     def __init__(self, toolkit: Path) -> None:
         self._pipe, self._waits = toolkit / "bin/gate", toolkit / "bin/waits"
-        self._is_open = False
-        os.mkfifo(self._pipe)
+        try:
+            os.mkfifo(self._pipe)
+            self._is_open = False
+        except OSError:  # a file system without named pipes: nothing waits
+            self._is_open = True
 
     def open(self) -> None:
         """Let the assembler go on for as long as this process lives, which keeps the pipe open."""

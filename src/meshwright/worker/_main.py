@@ -102,7 +102,34 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         work,
         lambda: compiled_text(lowered, chosen, options, request.name).get_compiled_memory_stats(),
     )
-    seconds = time.monotonic() - started
+    _save(
+        request,
+        work,
+        made,
+        accepted,
+        analysis,
+        mesh_axes=request.mesh_axes,
+        arguments=lowered.arguments,
+        traced_flops=lowered.traced_flops,
+        compile_seconds=time.monotonic() - started,
+        num_parameters=None,
+        num_matmul_parameters=None,
+        tokens_per_step=None,
+        sequence_length=None,
+        device_ids=_numbers_of_slices(chosen),
+    )
+    return {}
+
+
+def _save(
+    request: Request, work: Path, made: Path, accepted: AcceptedOptions, analysis: Any, **facts: Any
+) -> None:
+    """Save the record of a compiled program with the compiler's reports.
+
+    Args:
+        analysis: the sizes that an executable has reported; None where none was made.
+        facts: the fields of `Compiled` that neither the request nor a report has.
+    """
     begin_phase(work, "saving")
     texts = texts_in(work / "dump")
     record = Compiled(
@@ -112,24 +139,15 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         fleet=request.fleet,
         platform=request.platform,
         num_devices=request.num_devices,
-        mesh_axes=request.mesh_axes,
         compiler=_compiler_name(request.platform),
         versions=installed_versions(),
         options=accepted.options,
         without_options=accepted.without,
-        arguments=lowered.arguments,
-        traced_flops=lowered.traced_flops,
-        compile_seconds=seconds,
         **_reported(request, work, texts, analysis),
-        num_parameters=None,
-        num_matmul_parameters=None,
-        tokens_per_step=None,
-        sequence_length=None,
-        device_ids=_numbers_of_slices(chosen),
+        **facts,
     )
     with _cache.writing_cache():
         record.save(made, texts)
-    return {}
 
 
 def _describe(request: Request, work: Path, made: Path) -> dict[str, str]:
@@ -178,30 +196,19 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         analysis = _optimise(
             request, work, lambda: _compile_lowered(lowered, request, options).memory_analysis()
         )
-    seconds = time.monotonic() - started
-    begin_phase(work, "saving")
-    texts = texts_in(work / "dump")
-    record = Compiled(
-        schema=SCHEMA,
-        name=request.name,
-        source=request.source,
-        fleet=request.fleet,
-        platform=request.platform,
-        num_devices=request.num_devices,
-        compiler=_compiler_name(request.platform),
-        versions=installed_versions(),
-        options=accepted.options,
-        without_options=accepted.without,
+    _save(
+        request,
+        work,
+        made,
+        accepted,
+        analysis,
         arguments=_arguments(traced, lowered, arguments, request),
         traced_flops=flops,
-        compile_seconds=seconds,
-        **_reported(request, work, texts, analysis),
+        compile_seconds=time.monotonic() - started,
         coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
         device_ids=_numbers_of_slices(mesh.devices.flat),
         **facts,
     )
-    with _cache.writing_cache():
-        record.save(made, texts)
     return key
 
 
@@ -501,9 +508,7 @@ def fork_for_each_request() -> tuple[str, str, int]:
         import_module(module)
     # jax warns because of its threads. It starts them with its first backend, which only the forks make.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    # A fork searches nothing that the template imported for garbage, and what it makes seldom: a tenth less.
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.freeze()  # a fork searches nothing that the template imported for garbage
     template, folders = os.getpid(), dict[int, Path]()
     for request in _requests(folders):
         pid = os.fork()
@@ -579,6 +584,8 @@ def _write(file: Path, number: int) -> bool:
 
 
 if __name__ == "__main__":
+    # A worker keeps most of what it makes. Searching it for garbage took a fifth of its time before XLA.
+    gc.set_threshold(100_000, 50, 100)
     caller, *folders = sys.argv[1:]
     work_folder, made_folder, caller = (*folders, caller) if folders else fork_for_each_request()
     end_after(lambda: main(Path(work_folder), Path(made_folder), int(caller)))
