@@ -24,7 +24,7 @@ help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
 	@echo 'make demo-weigh only the weighing of it'
 	@echo 'make test       set up and run the tests, but for those of the next two lines'
-	@echo 'make test-torch what is compared with PyTorch: its modules and their accounts, weights of Hugging Face'
+	@echo 'make test-torch what is compared with PyTorch: its modules, eager and as JAX programs, weights of Hugging Face'
 	@echo 'make test-evidence the tests of benchmarks/, of its records and of the pages that are made of them'
 	@echo 'make test-again what may differ on another Python or jax: one case of each test, with annotations checked'
 	@echo 'make test-wide  the wider tests: more layouts, every chip, a fuzz of the command line'
@@ -46,7 +46,7 @@ demo-weigh: $(INSTALLED)
 # Free workers take tests from the end of another's list; a file's tests mostly stay together and share fixtures.
 TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30
 EVERY_TIME := not wide and not long and not gpu
-OF_TORCH := tests/torch_account tests/torch_program tests/contrib/huggingface $(wildcard src/meshwright/contrib/*torch*)
+OF_TORCH := $(wildcard tests/contrib/torch*) tests/contrib/huggingface $(wildcard src/meshwright/contrib/*torch*)
 
 test: $(TESTABLE)
 	$(TEST) -m '$(EVERY_TIME)' $(addprefix --ignore=,tests/benchmarks $(OF_TORCH))

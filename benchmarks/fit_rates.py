@@ -18,7 +18,14 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from meshwright.hardware import Chip, find_chip
-from meshwright.predict._formulas import (AttentionRate, CollectiveRate, GemmRate, attention_seconds, collective_seconds, gemm_seconds)
+from meshwright.predict._formulas import (
+    AttentionRate,
+    CollectiveRate,
+    GemmRate,
+    attention_seconds,
+    collective_seconds,
+    gemm_seconds,
+)
 
 ROOT = Path(__file__).parent.parent
 DATE = datetime.date(2026, 11, 21)

@@ -29,7 +29,18 @@ from _record import write_record
 
 from meshwright.config import RunConfig
 from meshwright.hardware import Fleet
-from meshwright.planning import (Candidates, Priors, candidates_of, estimate, fitting_probability, parsed_knobs, promise_of, room_of, settings_words, space_of)
+from meshwright.planning import (
+    Candidates,
+    Priors,
+    candidates_of,
+    estimate,
+    fitting_probability,
+    parsed_knobs,
+    promise_of,
+    room_of,
+    settings_words,
+    space_of,
+)
 from meshwright.predict import Machine, machine_of
 from meshwright.units import aligned
 

@@ -159,13 +159,13 @@ FAULTS = (
         "contrib/torch_eager/_rank_traffic.py",
         "return 2 * payload * (size - 1) // size",
         "return payload * (size - 1) // size",
-        "torch_account/mesh",
+        "contrib/torch_eager/mesh",
     ),
     fault(
         "contrib/torch_as_jax/_elementwise.py",
         "return jnp.subtract(self, other if alpha == 1 else alpha * other)",
         "return jnp.subtract(self, other)",
-        "torch_program/test_operations.py",
+        "contrib/torch_as_jax/test_operations.py",
     ),
     fault(
         "trainer/loop/_recording.py",

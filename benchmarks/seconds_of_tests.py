@@ -20,7 +20,7 @@ from _record import ROOT, write_record
 from _seconds_of_tests import FOLDER
 
 # `make test-evidence` and `make test-torch` run these.
-OF_TORCH = ("torch_account", "torch_program", "weights", "cli/test_account.py")
+OF_TORCH = ("contrib/torch", "contrib/torch_eager", "contrib/torch_as_jax", "contrib/huggingface")
 APART = [f"--ignore=tests/{name}" for name in ("benchmarks", *OF_TORCH)]
 ARGUMENTS = ["-n", "1", "-m", "not wide and not long and not gpu", *APART]
 MOST_TESTS = 60

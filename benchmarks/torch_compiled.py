@@ -138,14 +138,9 @@ def weigh_run(run: Speedrun, text: str) -> dict[str, Any]:
                 self.state.update(part.state)
 
     compiled: Any = torch.compile(model)
-    weighing = mw.weigh(
-        compiled,
-        args=inputs,
-        on=f"{RANKS}xH100",
-        layout=f"data={RANKS}",
-        optimizer=Together,
-        parallelize=None if run.has_ddp else lambda module, _: module,
-    )
+    spreads = None if run.has_ddp else lambda module, _: module
+    step = mw.torch_step(compiled, *inputs, optimizer=Together, parallelize=spreads)
+    weighing = mw.weigh(step, on=f"{RANKS}xH100", layout=f"data={RANKS}")
     rank = weighing.account.ranks[0]
     return {
         "basis": weighing.ledger.memory.basis,

@@ -103,13 +103,10 @@ def predicted(case: Case, chip: str) -> dict[str, Any]:
     """What is predicted of a step: the peaks of the allocator, and the seconds with their interval."""
     with torch.device("meta"):
         module = case.module()
-    weighed = mw.weigh(
-        module,
-        kwargs=inputs_of(case, "meta"),
-        on=f"1x{chip}",
-        optimizer=torch.optim.AdamW,
-        autocast=case.autocast,
+    step = mw.torch_step(
+        module, **inputs_of(case, "meta"), optimizer=torch.optim.AdamW, autocast=case.autocast
     )
+    weighed = mw.weigh(step, on=f"1x{chip}")
     rank, prediction = weighed.account.ranks[0], weighed.account.prediction
     found: dict[str, Any] = {"allocated_bytes": rank.peak_bytes, "reserved_bytes": rank.reserved_bytes}
     if prediction is not None:

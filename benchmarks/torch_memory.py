@@ -117,14 +117,9 @@ def weigh_case(case: Case) -> dict[str, float]:
     with torch.device("meta"):
         module = Llama(*case.dimensions, case.length, recipe)
         tokens = torch.zeros(case.rows, case.length, dtype=torch.long)
-    weighing = mw.weigh(
-        module,
-        args=(tokens, tokens),
-        on=case.fleet,
-        layout=case.layout,
-        optimizer=torch.optim.AdamW,
-        parallelize=partial(spread, recipe=recipe),
-    )
+    plan = partial(spread, recipe=recipe)
+    step = mw.torch_step(module, tokens, tokens, optimizer=torch.optim.AdamW, parallelize=plan)
+    weighing = mw.weigh(step, on=case.fleet, layout=case.layout)
     ranks, seconds = weighing.account.ranks, weighing.account.seconds
     return {
         "allocated_gib": round(max(rank.peak_bytes for rank in ranks) / GIB, 2),

@@ -25,7 +25,7 @@ import meshwright as mw
 from meshwright.errors import InputError
 
 GIB = 2**30
-FLEET, LAYOUT = "8xH100", "fsdp=8"
+DEVICE, FLEET, LAYOUT = "1xCPU", "8xH100", "fsdp=8"
 LIBRARIES = ("transformers", "torchvision", "timm", "diffusers")
 TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 SMALL = {**TEXT, "vocab_size": 128}
@@ -251,16 +251,15 @@ def weigh_both(name: str) -> dict[str, Any]:
     """What a module takes on one device and on eight, or the words of the refusal."""
     module, inputs = made(name)
     row: dict[str, Any] = {"module": name, "num_parameters": sum(p.numel() for p in module.parameters())}
-    optimizer = torch.optim.AdamW
+    step = mw.torch_step(module, **inputs, optimizer=torch.optim.AdamW)
     try:
-        alone = mw.weigh(module, args=(), kwargs=inputs, optimizer=optimizer)
-        row["one_device_gib"] = round(alone.memory.peak_bytes / GIB, 4)
-        row["forward_flops"] = alone.flops.forward
+        (alone,) = mw.weigh(step, on=DEVICE).account.ranks
+        row["one_device_gib"] = round(alone.peak_bytes / GIB, 4)
+        row["forward_flops"] = alone.flops_by_phase["forward"]
     except InputError as refused:
         row["one_device_refused"], row["one_device_next"] = _words(refused), refused.hint or ""
     try:
-        spread = mw.weigh(module, kwargs=inputs, on=FLEET, layout=LAYOUT, optimizer=optimizer)
-        (rank, *_) = spread.account.ranks
+        (rank, *_) = mw.weigh(step, on=FLEET, layout=LAYOUT).account.ranks
         row["fsdp_8_gib"] = round(rank.peak_bytes / GIB, 4)
         row["fsdp_8_forward_flops"] = rank.flops_by_phase["forward"]
         row["fsdp_8_parameters_bytes"] = rank.parameters_bytes

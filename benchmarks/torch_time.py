@@ -64,9 +64,8 @@ def weigh_row(row: Any) -> dict[str, Any]:
     found = []
     for optimizer in (torch.optim.AdamW, None)[: 1 + (per_device > rows)]:
         module, inputs, plan = _parts(row, rows)
-        weighing = mw.weigh(
-            module, args=inputs, on=row.fleet, layout="fsdp=-1", optimizer=optimizer, parallelize=plan
-        )
+        step = mw.torch_step(module, *inputs, optimizer=optimizer, parallelize=plan)
+        weighing = mw.weigh(step, on=row.fleet, layout="fsdp=-1")
         assert weighing.prediction is not None, weighing.account.no_prediction
         found.append(weighing)
     whole, without = found[0].prediction, found[-1].prediction

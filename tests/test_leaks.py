@@ -61,7 +61,7 @@ def in_a_thread_whose_end_nobody_sees(x):
 def test_a_value_outside_its_trace_is_one_clear_error(step, wrap, capfd):
     before = threading.excepthook
     with pytest.raises(mw.InputError) as refused:
-        mw.weigh(wrap(step), args=(X,), on="8xH100")
+        mw.weigh(mw.jax_step(wrap(step), X), on="8xH100")
     words = (
         f"the call of {step.__name__} uses a traced value (float32[8,8]) outside the function, or the thread"
     )
@@ -77,7 +77,7 @@ def test_a_value_outside_its_trace_is_one_clear_error(step, wrap, capfd):
 
 def test_a_leaked_value_among_the_arguments_is_refused_too():
     with pytest.raises(mw.InputError, match="uses a traced value"):
-        mw.weigh(lambda x: x.sum(), args=(LEAKED[0],), on="8xH100")
+        mw.weigh(mw.jax_step(lambda x: x.sum(), LEAKED[0]), on="8xH100")
 
 
 def test_values_of_a_function_that_is_being_traced_are_no_leaks():
@@ -86,7 +86,7 @@ def test_values_of_a_function_that_is_being_traced_are_no_leaks():
 
     @jax.jit
     def outer(x):
-        found.append(mw.weigh(lambda y: (x @ y).sum(), args=(x,), on="1xH100").fits)
+        found.append(mw.weigh(mw.jax_step(lambda y: (x @ y).sum(), x), on="1xH100").fits)
         return x
 
     outer(jnp.ones((8, 8)))
@@ -103,7 +103,7 @@ def test_other_errors_of_a_thread_are_printed_as_before(monkeypatch):
         thread.join()
         return x.sum()
 
-    mw.weigh(step, args=(X,), on="1xH100")
+    mw.weigh(mw.jax_step(step, X), on="1xH100")
     assert seen == [ZeroDivisionError]
 
 
@@ -118,5 +118,5 @@ def test_a_leak_in_a_script_is_told_by_its_line_without_jaxs_fourteen(tmp_path):
         "step(x)\n"
     )
     with pytest.raises(mw.InputError, match=r"train\.py:6 uses a traced value") as refused:
-        mw.weigh_script(["python", str(script)], on="1xH100")
+        mw.weigh(mw.script(str(script)), on="1xH100")
     assert "_shapes.py" not in refused.value.message

@@ -335,6 +335,6 @@ def test_resnet50_is_4_09_billion_multiply_adds_in_torch_too(torch):
             return sum(each) + self.head(features).sum()
 
     module = Convolutions()
-    account = mw.account_torch(module, *images)
-    assert account.flops.forward == 2 * resnet50_by_hand()
-    assert (account.flops.forward, account.flops.backward) == counted(torch, lambda: module(*images))
+    flops = mw.weigh(mw.torch_step(module, *images), on="1xCPU").ledger.flops.by_phase
+    assert flops["forward"] == 2 * resnet50_by_hand()
+    assert (flops["forward"], flops["backward"]) == counted(torch, lambda: module(*images))

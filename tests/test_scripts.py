@@ -312,7 +312,7 @@ def test_a_large_array_that_is_read_stops_the_script(tmp_path, forked_workers):
         ("raise OSError('no data')", r"with a backward pass: OSError at .*train.py:.*: no data"),
         ("print('I am here')\nsys.exit(3)", r"(?s)exit status 3.*I am here"),
         ("np.asarray(jnp.ones((1024, 1024)))", r"reads 4.0 MiB of computed values on the host at .*train.py"),
-        ("import os; os._exit(4)", "ended with 4 before it called its training step"),
+        ("import os; os._exit(4)", "ended with status 4 before it called its training step"),
     ],
     ids=["eager", "fails", "exits", "reads", "ends"],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .json_records import read_record
@@ -48,10 +48,16 @@ class RankCount:
 
     Bytes are those of the storages; FLOPs are those of this rank alone.
     parameters_bytes, gradients_bytes, optimizer_state_bytes: its shards, at the end of the step, also those
-        in the host's memory.
+        in the host's memory. Inputs that require a gradient have one too.
+    buffers_bytes, inputs_bytes: the module's buffers; the inputs, and tensors that the module or the loss
+        takes from elsewhere.
     saved_activation_bytes: storages that autograd keeps, at the end of the forward pass.
     peak_bytes: the most that is alive at one instant. reserved_bytes: what the caching allocator then has.
+    peak_phase: forward | backward | recomputed | optimizer, that of the peak.
+    bytes_by_format: category of memory -> number format -> bytes, after the step; of saved activations at the
+        end of the forward pass.
     flops_by_phase: forward | backward | recomputed | optimizer; `backward` is without `recomputed`.
+    flops_by_operation: PyTorch's operations, "aten.mm", of all phases together.
     """
 
     rank: int
@@ -62,6 +68,37 @@ class RankCount:
     peak_bytes: int
     reserved_bytes: int
     flops_by_phase: dict[str, int]
+    buffers_bytes: int = 0
+    inputs_bytes: int = 0
+    peak_phase: str = ""
+    bytes_by_format: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    flops_by_operation: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def hand_sum_bytes(self) -> int:
+        """Parameters, gradients, optimizer state and saved activations: the usual sum by hand."""
+        state = self.parameters_bytes + self.gradients_bytes + self.optimizer_state_bytes
+        return state + self.saved_activation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCount:
+    """What the modules of one scope cost on the first rank, with all that is inside them.
+
+    scope: as in the ledger's FLOPs by module: "layers/*/mlp", and "" for the module itself.
+    kind: their class; "" for what `parallelize` put there. num_modules, num_parameters: of the whole mesh.
+    flops_by_phase: forward | backward | recomputed, of the modules and their children. Work outside of all
+        modules, such as a loss function, is in no row.
+    saved_activation_bytes: kept at the end of the forward pass. Each storage belongs to the module that first
+        kept it.
+    """
+
+    scope: str
+    kind: str
+    num_modules: int
+    num_parameters: int
+    flops_by_phase: dict[str, int]
+    saved_activation_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +110,7 @@ class EagerAccount:
     ledger: memory and traffic of the rank that needs the most memory, FLOPs of the fleet.
     messages: that rank's collectives by kind, axes and phase.
     ranks: the ranks that were run: the first, and the last, whose shards may be smaller.
+    modules: the scopes of the module, in its order.
     seconds: of processor time that the account took.
     prediction: the time of the first rank's step; None where there is none, and `no_prediction` says why.
     busy: what its streams do through that step.
@@ -88,6 +126,7 @@ class EagerAccount:
     seconds: float
     prediction: Prediction | None = None
     busy: Busy | None = None
+    modules: tuple[ModuleCount, ...] = ()
     no_prediction: str = ""
     by_inductor: bool = False
 
@@ -103,10 +142,11 @@ class EagerAccount:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Return what a weighing adds to its ledger in JSON: messages, ranks and versions."""
+        """Return what a weighing adds to its ledger in JSON: messages, ranks, modules and versions."""
         return {
             "messages": [dataclasses.asdict(message) for message in self.messages],
             "ranks": [dataclasses.asdict(rank) for rank in self.ranks],
+            "modules": [dataclasses.asdict(module) for module in self.modules],
             "torch_version": self.torch_version,
             "by_inductor": self.by_inductor,
             "seconds": self.seconds,

@@ -38,6 +38,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by a guard
 LOOKS = 10  # rounds of killing, since processes may fork meanwhile
 IS_LINUX = sys.platform == "linux"
+POLL_SECONDS = 0.05  # between two looks at a process that is waited for
 
 
 def own_python(*arguments: str) -> list[str]:

@@ -64,7 +64,7 @@ def saved_bytes(recipe):
         module = Llama(LAYERS, WIDTH, 4, 2, INNER, 512, LENGTH, recipe)
         tokens = torch.zeros(2, LENGTH, dtype=torch.long)
     plan = partial(spread, recipe=recipe)
-    weighing = mw.weigh(module, args=(tokens, tokens), on="2xH100", layout="fsdp=2", parallelize=plan)
+    weighing = mw.weigh(mw.torch_step(module, tokens, tokens, parallelize=plan), on="2xH100", layout="fsdp=2")
     return weighing.account.ranks[0].saved_activation_bytes
 
 

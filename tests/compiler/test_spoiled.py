@@ -64,12 +64,12 @@ def test_what_is_in_the_place_of_a_childs_file_is_named_and_not_waited_for(spoil
 
 
 def run_a_script(monkeypatch, spoil: Callable[[Path], Any]) -> Any:
-    def wait(folder: Path, said: Path, seconds: float) -> int:
+    def start(module: str, folder: Path, *, said: Path) -> None:
         said.write_text("its last line\n")
         spoil(folder)
-        return 0
 
-    monkeypatch.setattr(_scripts, "_wait", wait)
+    monkeypatch.setattr(_scripts, "start", start)
+    monkeypatch.setattr(_scripts, "wait", lambda process, seconds: 0)
     how: dict[str, Any] = {
         "function": "",
         "platform": "cpu",
@@ -155,12 +155,8 @@ def test_a_worker_whose_folder_is_gone_is_not_waited_for(spoil, request_for, mon
 def test_a_function_of_pytorch_that_changes_its_folder_is_told_so(spoil, why, monkeypatch):
     from meshwright.contrib.torch_eager import _account_process as _apart
 
-    class Ended:
-        returncode = 0
-
-    monkeypatch.setattr(_apart.subprocess, "Popen", lambda *words, **how: Ended())
-    monkeypatch.setattr(_apart, "end_session", lambda process: None)
-    monkeypatch.setattr(_apart, "_follow", lambda process, folder, *_: [spoil(folder), None][1])
+    monkeypatch.setattr(_apart, "start", lambda server, folder, *, said: folder)
+    monkeypatch.setattr(_apart, "wait", lambda folder, seconds, on_poll: [spoil(folder), 0][1])
     with pytest.raises(InputError, match=why):
         answer_apart("server", b"{}", "module:function", lambda phase: None)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError
 from meshwright.files import last_lines
+from meshwright.sandbox import how_it_ended
 from meshwright.subprocesses import own_python, working_folder
 from meshwright.trainer.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
 
@@ -55,14 +56,12 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
         if was_asked_to_end or not left or not may_do_better:
             return status if status >= 0 else 128 - status
         number = restarts - left + 1
-        print(f"restart {number} of {restarts}: the run {_how(status)}; it is resumed", file=sys.stderr)
+        print(
+            f"restart {number} of {restarts}: the run {how_it_ended(status)}; it is resumed", file=sys.stderr
+        )
         if "--resume" not in arguments:
             arguments.append("--resume")
     raise AssertionError("the last run returns")
-
-
-def _how(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _run(command: list[str]) -> tuple[int, bool]:
@@ -246,7 +245,7 @@ def _status_of_all(
         _blame(stalled[0], len(children), "was stopped by a signal and did not continue")
         return EXIT_BROKE_OFF
     if first not in ended or (first.status != status and status != EXIT_BROKE_OFF) or status < 0:
-        _blame(guilty, len(children), _how(status))
+        _blame(guilty, len(children), how_it_ended(status))
     return status if status > 0 else EXIT_BROKE_OFF
 
 

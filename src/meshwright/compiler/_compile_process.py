@@ -32,6 +32,7 @@ from meshwright.files import last_lines, parsed_json
 from meshwright.subprocesses import (
     GRACE_SECONDS,
     IS_LINUX,
+    POLL_SECONDS,
     end_session,
     from_child,
     own_python,
@@ -55,7 +56,6 @@ from ._record import (
 
 NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
-POLL_SECONDS = 0.05
 STDERR_LINES = 12
 MOST_LINES = 1000  # of a worker's output that are looked at
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
@@ -305,14 +305,9 @@ class _NewProcess:
     """A worker in a new Python process."""
 
     def __init__(self, work: Path, made: Path) -> None:
-        with open(work / STDERR_FILE, "wb") as stderr:
-            self._process = subprocess.Popen(
-                own_python("-m", MODULE, str(os.getpid()), str(work), str(made)),
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        from meshwright.sandbox import start  # a program in the cache needs no process
+
+        self._process = start(MODULE, work, made, said=work / STDERR_FILE)
 
     def poll(self) -> int | None:
         return self._process.poll()

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +15,10 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.files import last_lines
 from meshwright.json_records import EXACT, read_record
-from meshwright.subprocesses import end_session, from_child, own_python, spoiled, working_folder
+from meshwright.sandbox import LAST_LINES, TIME_LIMIT_SECONDS, how_it_ended, start, wait
+from meshwright.subprocesses import from_child, spoiled, working_folder
 
 MODULE = "meshwright.worker._script_process"
-TIME_LIMIT_SECONDS = 1200.0
-POLL_SECONDS = 0.05
-LAST_LINES = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +109,7 @@ def run_script(
     with working_folder("meshwright-script-") as folder:
         (folder / "script.json").write_text(request.to_json())
         said = folder / "output"
-        status = _wait(folder, said, time_limit_seconds)
+        status = wait(start(MODULE, folder, said=said), time_limit_seconds)
         answer_text = from_child(folder / "answer.json")
         last = "".join(f"\n    {line}" for line in last_lines(said, LAST_LINES))
         last = f". Its last lines:{last}" if last else ""
@@ -123,12 +117,11 @@ def run_script(
         if status is None:
             raise InputError(
                 f"{script} did not come to its second training step in {time_limit_seconds:.0f} s{last}",
-                hint="make its set-up shorter, or weigh the step by itself: mw.weigh(step, args=..., on=...)",
+                hint="make its set-up shorter, or weigh the step by itself: mw.jax_step(step, *args)",
             )
         if answer_text is None:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
             raise InputError(
-                f"the process of {script} {how} before it called its training step{last}",
+                f"the process of {script} {how_it_ended(status)} before it called its training step{last}",
                 hint="take os._exit out of it, or run it by itself to see where it crashes",
             )
         answer = ScriptAnswer.from_json(answer_text)
@@ -149,24 +142,3 @@ def _text(folder: Path, name: str) -> str:
     if text is None:
         raise spoiled(path, "it was deleted")
     return text
-
-
-def _wait(folder: Path, said: Path, seconds: float) -> int | None:
-    """Run the script's process to its end. Return its exit status, or None if it passed the time limit."""
-    started = time.monotonic()
-    with open(said, "wb") as output:
-        process = subprocess.Popen(
-            own_python("-m", MODULE, str(os.getpid()), str(folder)),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        while process.poll() is None:
-            if time.monotonic() - started > seconds:
-                return None
-            time.sleep(POLL_SECONDS)
-        return process.returncode
-    finally:
-        end_session(process)

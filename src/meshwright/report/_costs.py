@@ -14,7 +14,6 @@ from meshwright.config import Ticks
 from meshwright.ledger import MemoryLedger
 from meshwright.units import format_bytes, format_count, format_rate
 
-from ._facts import EagerFacts, WeighingFacts
 from ._model import (
     BESIDE,
     FREE,
@@ -35,8 +34,10 @@ from ._model import (
     section,
     spaced,
 )
+from ._weighing_facts import EagerFacts, WeighingFacts
 
 if TYPE_CHECKING:
+    from meshwright.eager import EagerAccount, ModuleCount
     from meshwright.planning import HandSum
 
 FLOP_CONVENTION = (
@@ -64,7 +65,7 @@ def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection
         *_memory_sections(facts, on_page=on_page),
         *_flop_sections(facts, on_page=on_page),
         *_traffic_sections(facts, on_page=on_page),
-        *_rank_sections(facts),
+        *_rank_sections(facts, on_page=on_page),
     )
 
 
@@ -357,7 +358,7 @@ def _sent_words(parts: Sequence[tuple[predict.AxisTraffic, int]], where: str) ->
     return f"{format_rate(total, 'B')} {where}{whole} ({listed})"
 
 
-def _rank_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
+def _rank_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return the collectives of a PyTorch step by phase, and the ranks that were run."""
     if not isinstance(facts, EagerFacts):
         return ()
@@ -390,7 +391,32 @@ def _rank_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     return (
         *section("Collectives of one rank by phase", by_phase if rows else None),
         *section("Ranks that were run", ReportTable(columns=columns, rows=ranks, numbers=columns)),
+        *section("Modules of one rank, with all inside them", _module_table(facts.account, on_page=on_page)),
     )
+
+
+def _module_table(account: EagerAccount, *, on_page: bool) -> ReportTable | None:
+    """Return the modules that cost anything, the most expensive first; a terminal shows some."""
+
+    def cost(module: ModuleCount) -> tuple[int, int]:
+        return sum(module.flops_by_phase.values()), module.saved_activation_bytes
+
+    costly = sorted((each for each in account.modules if any(cost(each))), key=cost, reverse=True)
+    rows = plain_rows(
+        (
+            each.scope or "the module itself",
+            each.kind,
+            format_count(each.num_parameters),
+            flop_words(each.flops_by_phase.get("forward", 0)),
+            flop_words(each.flops_by_phase.get("backward", 0)),
+            flop_words(each.flops_by_phase.get("recomputed", 0)),
+            format_bytes(each.saved_activation_bytes),
+        )
+        for each in costly[: None if on_page else MOST_MODULES]
+    )
+    numbers = ("parameters", "forward", "backward", "recomputed", "saved")
+    columns = ("module", "class", *numbers)
+    return ReportTable(columns=columns, rows=rows, numbers=numbers) if rows else None
 
 
 def fault_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:

@@ -12,7 +12,6 @@ from meshwright.planned import Plan, Planned
 from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._costs import buffer_table, memory_bars
-from ._facts import WeighingFacts, facts_of
 from ._model import (
     Cards,
     Document,
@@ -44,6 +43,7 @@ from ._weighing import (
     time_bars,
     time_figures,
 )
+from ._weighing_facts import WeighingFacts, facts_of
 
 MOST_ROWS = 8  # of the ranked table on a terminal, unless told
 ALIKE = 0.01  # share of the step below which two candidates are practically the same

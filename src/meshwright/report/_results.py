@@ -15,9 +15,9 @@ from rich.console import Console, RenderableType
 
 from meshwright.results import Weighing
 
-from ._facts import facts_of
 from ._render import page, terminal
 from ._weighing import full_document, screen_document
+from ._weighing_facts import facts_of
 
 if TYPE_CHECKING:
     from meshwright.planned import Plan

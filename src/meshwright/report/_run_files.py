@@ -16,7 +16,7 @@ from meshwright.json_records import read_record
 from meshwright.measure._reconciliation import Measurement, Reconciliation
 from meshwright.results import WEIGHING_SCHEMA
 
-from ._facts import WeighingFacts
+from ._weighing_facts import WeighingFacts
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ from meshwright.results import Run, Sweep, SweepRun, Weighing
 from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._costs import cost_sections, fault_sections
-from ._facts import facts_of
 from ._model import (
     Cards,
     Document,
@@ -38,6 +37,7 @@ from ._render import page
 from ._run_files import RunFiles, read_run
 from ._schedule_lanes import schedule_lanes
 from ._weighing import time_figures, time_sections, title_facts, verdict
+from ._weighing_facts import facts_of
 
 FILES_OF_THE_END = ("measurement.json", "reconciliation.json")
 RELOAD_SECONDS = 15  # of a page of a run that is under way

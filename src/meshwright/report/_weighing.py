@@ -23,7 +23,6 @@ from ._costs import (
     traffic_words,
     without_rate,
 )
-from ._facts import EagerFacts, WeighingFacts
 from ._model import (
     ALWAYS_SHOWN,
     GAPS,
@@ -44,6 +43,7 @@ from ._model import (
     spaced,
     timeline_plot,
 )
+from ._weighing_facts import EagerFacts, WeighingFacts
 
 SIMULATED_NOTE = (
     "The CPU's compiler stood in for the target's. It makes no reduce-scatter and schedules for no memory "

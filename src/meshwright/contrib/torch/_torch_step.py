@@ -59,6 +59,9 @@ def torch_step(
                 hint = f"let the function return it, or leave {name} out"
                 raise InputError(f"{module} returns the module, and takes no {name}", hint=hint)
         return TorchStep(function=module)
+    if isinstance(module, type):
+        hint = f"make one: {module.__name__}(...)"
+        raise InputError(f"{module.__name__} is a class, not a module", hint=hint)
     if not is_torch_module(module):
         hint = "give a torch.nn.Module, or 'package.module:function'"
         raise InputError(f"{type(module).__name__} is no PyTorch module", hint=hint)

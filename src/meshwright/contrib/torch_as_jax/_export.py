@@ -41,7 +41,7 @@ from meshwright.contrib.torch_eager import (
 from meshwright.errors import InputError
 
 from ._aten_rules import has_rule
-from ._module_program import REPLACE, ArraySpec, GraphValue, ModuleProgram, Operation
+from ._module_program import AS_PYTORCH, REPLACE, ArraySpec, GraphValue, ModuleProgram, Operation
 
 MOST_NAMED = 12
 CHECKPOINT = "meshwright_checkpoint"  # a key of a node's own metadata
@@ -63,7 +63,7 @@ def exported(
     Args:
         module: real, on the meta device, or with fake tensors.
         inputs, keyword_inputs: the arguments of its `forward`.
-        loss: a function from the module's output to one number; as for `account_torch`.
+        loss: a function from the module's output to one number; as for `mw.torch_step`.
         compute: the format of the parameters and of floating-point inputs in use; their own if None.
 
     Raises:
@@ -213,7 +213,7 @@ def _marked_checkpoints() -> Iterator[None]:
         if context_fn is not checkpoints.noop_context_fn:
             raise InputError(
                 "a checkpoint with a policy (context_fn) has no counterpart in the JAX program",
-                hint="use plain torch.utils.checkpoint, or weigh the module as PyTorch runs it: without as_",
+                hint=f"use plain torch.utils.checkpoint, or {AS_PYTORCH}",
             )
         with annotations.annotate({CHECKPOINT: next(count)}):
             yield
@@ -240,7 +240,7 @@ def _refused_functions() -> Iterator[None]:
             return apply(kind, *args, **kwargs)
         raise InputError(
             f"{kind.__name__} is a torch.autograd.Function, whose backward pass the export does not keep",
-            hint="write it as plain operations, or weigh the module as PyTorch runs it: without as_='jax'",
+            hint=f"write it as plain operations, or {AS_PYTORCH}",
         )
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(refused)):

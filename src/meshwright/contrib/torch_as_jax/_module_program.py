@@ -15,7 +15,8 @@ from ._array_rules import held
 from ._layers import RANDOM, USES_ATTENTION
 
 # What to do about a part of a module that has no counterpart.
-REPLACE = "replace that part, or weigh the module as PyTorch runs it: without as_='jax'"
+AS_PYTORCH = "weigh the module as PyTorch runs it: without as_jax(), --as jax"
+REPLACE = f"replace that part, or {AS_PYTORCH}"
 
 AS_WRITTEN, BLOCKS, NOTHING = "module", "blocks", "none"
 """Names for what the backward pass recomputes: the module's own checkpoints, each repeated block, nothing."""

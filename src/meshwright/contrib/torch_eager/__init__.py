@@ -1,4 +1,4 @@
-"""Count what an eager training step of a PyTorch module costs, on one device or on a mesh, from fake tensors.
+"""Count what a training step of a PyTorch module costs on each rank of a mesh, from fake tensors.
 
 Imports: `compiler` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
 `config`, `eager`, `subprocesses`, `json_records`, `formats`, `units`, `errors`; torch, and the modules that
@@ -11,23 +11,14 @@ from typing import TYPE_CHECKING
 
 from meshwright.lazy_imports import names_on_first_use
 
-from ._account import Account as Account
-from ._account import FlopCount as FlopCount
-from ._account import MemoryCount as MemoryCount
-from ._account import ModuleCount as ModuleCount
-from ._account import Table as Table
-from ._account import account_function as account_function
-from ._account import account_torch as account_torch
-from ._account import flop_table as flop_table
-from ._account import is_torch_module as is_torch_module
-from ._account import memory_table as memory_table
-from ._account import module_table as module_table
-from ._account import parts_of_function as parts_of_function
-from ._account import require_torch as require_torch
-from ._account import unknown_table as unknown_table
 from ._account_process import account_named as account_named
 from ._account_process import answer_apart as answer_apart
 from ._account_process import serve as serve
+from ._account_process import text_in as text_in
+from ._module_function import is_torch_module as is_torch_module
+from ._module_function import knob_values as knob_values
+from ._module_function import parts_of_function as parts_of_function
+from ._module_function import require_torch as require_torch
 
 if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
     from ._attention_kernels import is_given as is_given

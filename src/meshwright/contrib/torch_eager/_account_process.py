@@ -1,7 +1,7 @@
 """Call a user's function that makes a module in a process of its own, which the function may end or crash.
 
 `python -m meshwright.contrib.torch_eager._account_process PARENT_PID FOLDER` is that process for an account
-on a mesh; `torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases,
+on a mesh; `torch_as_jax` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases,
 and FOLDER/answer.json last. torch is imported there alone.
 """
 
@@ -10,10 +10,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,22 +23,18 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import last_lines, parsed_json
 from meshwright.hardware import Fleet
 from meshwright.json_records import read_record
+from meshwright.sandbox import LAST_LINES, TIME_LIMIT_SECONDS, how_it_ended, start, wait
 from meshwright.subprocesses import (
     begin_phase,
     end_after,
-    end_session,
     from_child,
     guard,
-    own_python,
     report_phases,
     spoiled,
     working_folder,
 )
 
 Request = TypeVar("Request")
-POLL_SECONDS = 0.05
-TIME_LIMIT_SECONDS = 1200.0  # as a script has
-SHOWN_LINES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +72,7 @@ def account_named(
         function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
     )
     answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), function, on_phase)
-    return EagerAccount.from_json(answer["account"])
+    return EagerAccount.from_json(text_in(answer, "account"))
 
 
 def answer_apart(
@@ -103,39 +96,19 @@ def answer_apart(
     """
     with working_folder("meshwright-torch-") as folder:
         (folder / "request.json").write_bytes(request)
-        with open(folder / "said", "wb") as said:
-            process = subprocess.Popen(
-                own_python("-m", server, str(os.getpid()), str(folder)),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-        try:
-            phase = _follow(process, folder, on_phase, time_limit_seconds)
-        finally:
-            end_session(process)
-        if phase is not None:
+        phases: list[str] = []
+
+        def report() -> None:
+            phases[:] = report_phases(folder, on_phase, len(phases))
+
+        status = wait(start(server, folder, said=folder / "said"), time_limit_seconds, report)
+        if status is None:
+            phase = phases[-1] if phases else "starting"
             raise InputError(
                 f"{function} was not done after {time_limit_seconds:.0f} s ({phase})",
                 hint="run it by itself to see what it waits for, or let it make a smaller module",
             )
-        return _answer(function, process.returncode, folder)
-
-
-def _follow(
-    process: subprocess.Popen[bytes], folder: Path, on_phase: Callable[[str], None], seconds: float
-) -> str | None:
-    """Wait for a process and report its phases; return the one in which it passed its time, or None."""
-    phases: list[str] = []
-    deadline = time.monotonic() + seconds
-    while process.poll() is None:
-        phases = report_phases(folder, on_phase, len(phases))
-        if time.monotonic() > deadline:
-            return phases[-1] if phases else "starting"
-        time.sleep(POLL_SECONDS)
-    report_phases(folder, on_phase, len(phases))
-    return None
+        return _answer(function, status, folder)
 
 
 def _answer(function: str, status: int, folder: Path) -> Any:
@@ -150,14 +123,28 @@ def _answer(function: str, status: int, folder: Path) -> Any:
         if error is not None:
             raise error
         return answer
-    said = last_lines(folder / "said", SHOWN_LINES)
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    said = last_lines(folder / "said", LAST_LINES)
     words = "".join(f"\n    {line}" for line in said)
     raise InputError(
-        f"{function}, or what it calls, ended its process, which {how}"
+        f"{function}, or what it calls, ended its process, which {how_it_ended(status)}"
         + (f". Its last words:{words}" * bool(said)),
         hint="run it by itself to see where it ends",
     )
+
+
+def text_in(answer: Mapping[str, Any], part: str) -> str:
+    """Return the text of a part of an answer.
+
+    Raises:
+        InputError: there is none: the user's code has changed the answer.
+    """
+    text = answer.get(part)
+    if not isinstance(text, str):
+        raise InputError(
+            f"the answer of the function's process has no {part}",
+            hint="let the function, and what it calls, write and delete only files of its own",
+        )
+    return text
 
 
 def serve(
@@ -181,7 +168,7 @@ def serve(
 
 
 def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> dict[str, str]:
-    from ._account import parts_of_function, require_torch
+    from ._module_function import parts_of_function, require_torch
 
     on_phase("importing torch")
     require_torch()

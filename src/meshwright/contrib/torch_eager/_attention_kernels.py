@@ -257,11 +257,6 @@ def _hearing_of_functions(note: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Return whether a plan has compiled the module, or a part of it, by `torch.compile`."""
-    return bool(compiled_parts(module))
-
-
 def compiled_parts(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the parts of a module that `torch.compile` compiles, perhaps the module itself."""
     return [

@@ -1,4 +1,4 @@
-"""Run one training step on fake tensors, watch it, and sum up its account.
+"""Run one training step of a rank on fake tensors, and watch it.
 
 This module imports torch, so it is imported only while accounting.
 """
@@ -20,25 +20,15 @@ from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
-from ._account import Account, FlopCount, MemoryCount, ModuleCount
 from ._aten_flops import tensor_text
-from ._attention_kernels import (
-    AS_WRITTEN,
-    as_it_was_written,
-    compiled_parts,
-    is_compiled,
-    outermost,
-    whole_sequences,
-)
-from ._fakes import Fakes, as_given, check_parts, explain_failure, mode_of, quiet_fakes
+from ._attention_kernels import as_it_was_written, compiled_parts, outermost, whole_sequences
+from ._fakes import Fakes, explain_failure, mode_of, quiet_fakes
 from ._hooks import COPIED, hooked_optimizers, is_hooked, kept_gradients, noting_first
 from ._watch import (
     BACKWARD,
     FORWARD,
     OPTIMIZER,
-    RECOMPUTED,
     SAVED,
-    TEMPORARY,
     ModuleStack,
     SavedTensor,
     Storages,
@@ -58,25 +48,6 @@ ALWAYS = (
     "Bytes are those of the storages. The peak is of a step after the first, the output lives until its end, "
     "and memory that a kernel allocates for itself is not seen.",
 )
-
-
-def account_step(
-    module: Any,
-    inputs: tuple[Any, ...],
-    keyword_inputs: dict[str, Any],
-    optimizer: Any,
-    loss: Any,
-    autocast: Any,
-) -> Account:
-    """Return the account of a step; the arguments and errors are those of `account_torch`."""
-    compiled = isinstance(module, torch.nn.Module) and is_compiled(module)
-    module = as_given(module)
-    check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
-    with surroundings():
-        step = EagerStep(module, inputs, keyword_inputs)
-        step.notes += [AS_WRITTEN] * compiled
-        step.run(loss, autocast, optimizer)
-    return step.account()
 
 
 @contextlib.contextmanager
@@ -327,24 +298,6 @@ class EagerStep:
     def _inputs_text(self) -> str:
         return f"the inputs were {', '.join(map(tensor_text, self._input_tensors())) or 'no tensors'}"
 
-    def account(self) -> Account:
-        """Return the account of the step that was run."""
-        modules = dict(self.module.named_modules())
-        words = (
-            f"The kernels of attention and of the optimizer are those that PyTorch chooses for {self.device}."
-        )
-        self.notes += [*self.kernel_notes(), words]
-        return Account(
-            name=type(self.module).__name__,
-            num_parameters=_num_parameters(self.module),
-            flops=_flop_count(self.watch),
-            memory=self._memory_count(),
-            by_module=_count_modules(modules, self.watch.flops, self.saved_by_module),
-            unknown=dict(sorted(self.watch.unknown.items())),
-            conventions=(*dict.fromkeys(self.notes), *ALWAYS),
-            torch_version=torch.__version__,
-        )
-
     def kernel_notes(self) -> list[str]:
         """Return what is not known of the memory of recurrent layers, in sentences."""
         if "aten._cudnn_rnn" in self.watch.by_operation:
@@ -353,22 +306,6 @@ class EagerStep:
         if any(isinstance(child, torch.nn.LSTM) for child in self.module.modules()):
             return ["LSTM layers run step by step, not by oneDNN, which keeps a workspace of unknown size."]
         return []
-
-    def _memory_count(self) -> MemoryCount:
-        storages = self.storages
-        return MemoryCount(
-            parameters_bytes=storages.live["parameters"],
-            buffers_bytes=storages.live["buffers"],
-            gradients_bytes=self.gradients_bytes,
-            optimizer_state_bytes=self.optimizer_state_bytes,
-            inputs_bytes=storages.live["inputs"],
-            saved_activation_bytes=self.saved_activation_bytes,
-            temporary_peak_bytes=storages.at_peak.get(TEMPORARY, 0),
-            peak_bytes=storages.peak_bytes,
-            peak_phase=storages.peak_phase,
-            at_peak={name: size for name, size in storages.at_peak.items() if size},
-            by_format=self.by_format,
-        )
 
 
 def _sum_of(output: Any) -> torch.Tensor:
@@ -380,52 +317,3 @@ def _sum_of(output: Any) -> torch.Tensor:
 def _tensors(tree: Any) -> list[torch.Tensor]:
     leaves = pytree.tree_leaves(dict(tree) if isinstance(tree, Mapping) else tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _flop_count(watch: StorageWatch) -> FlopCount:
-    by_phase: Counter[str] = Counter()
-    for (phase, _), count in watch.flops.items():
-        by_phase[phase] += count
-    return FlopCount(
-        forward=by_phase[FORWARD],
-        backward=by_phase[BACKWARD] + by_phase[RECOMPUTED],
-        recomputed=by_phase[RECOMPUTED],
-        optimizer=by_phase[OPTIMIZER],
-        by_operation=dict(watch.by_operation.most_common()),
-        by_format=dict(watch.by_format.most_common()),
-    )
-
-
-def _count_modules(
-    modules: Mapping[str, Any], flops: Mapping[tuple[str, str | None], int], saved: Mapping[str | None, int]
-) -> tuple[ModuleCount, ...]:
-    """Count each module with its children; work outside all modules is in no count."""
-    sums: Counter[tuple[str, str]] = Counter()
-    counts = [*flops.items(), *((("saved", path), size) for path, size in saved.items())]
-    for (kind, path), count in counts:
-        for outer in _with_outer(path):
-            sums[kind, outer] += count
-    return tuple(
-        ModuleCount(
-            path=path,
-            kind=type(module).__name__,
-            num_parameters=_num_parameters(module),
-            forward_flops=sums[FORWARD, path],
-            backward_flops=sums[BACKWARD, path] + sums[RECOMPUTED, path],
-            recomputed_flops=sums[RECOMPUTED, path],
-            saved_activation_bytes=sums["saved", path],
-        )
-        for path, module in modules.items()
-    )
-
-
-def _with_outer(path: str | None) -> list[str]:
-    """Return a path after its outer paths: "a.b" -> "", "a", "a.b"; empty for None, outside all modules."""
-    if path is None:
-        return []
-    parts = path.split(".") if path else []
-    return [".".join(parts[:length]) for length in range(len(parts) + 1)]
-
-
-def _num_parameters(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

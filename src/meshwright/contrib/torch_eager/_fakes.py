@@ -39,7 +39,7 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 
 def check_parts(module: Any, inputs: Any, optimizer: Any, loss: Any, autocast: Any) -> None:
-    """Reject wrong arguments of `account_torch`.
+    """Reject wrong parts of a step.
 
     Raises:
         InputError: an argument is not a module, tensor, optimizer class, function or format; the message says
@@ -157,7 +157,7 @@ KNOWN = (
     (
         "FlexAttention does not support backward on CPU",
         "flex attention has no gradients on a CPU",
-        "name the GPUs: mw.weigh(module, ..., on='1xH100')",
+        "name GPUs: on='1xH100'",
     ),
     (
         "its data is not allocated yet",

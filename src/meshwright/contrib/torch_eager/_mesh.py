@@ -51,12 +51,14 @@ def fake_world(axes: Axes, rank: int) -> Iterator[DeviceMesh]:
             hint="name a function that returns the module, package.module:function: it runs apart",
         )
     names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
+    excepthook = sys.excepthook  # PyTorch puts the rank before every line of a later traceback
     dist.init_process_group("fake", rank=rank, world_size=math.prod(sizes), store=FakeStore())
     try:
         with _answering_ddp(), _meshes_of_their_own():
             yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
+        sys.excepthook = excepthook
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from meshwright.config import Layout
 from meshwright.eager import EagerAccount, RankCount
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
+from meshwright.ledger import Ledger, MemoryLedger
 from meshwright.predict import NUM_SPANS, Machine, busy_of, launched_one_by_one, machine_of, prediction_of
 from meshwright.units import format_bytes
 
@@ -46,8 +45,9 @@ from ._mesh import (
     watching_dtensors,
     watching_fsdp,
 )
+from ._module_counts import flops_of_ranks, module_counts
 from ._rank_traffic import merged, traffic_of
-from ._timeline import history_of, memory_of, reserved_bytes, workspace_bytes
+from ._timeline import history_of, ledger_name, memory_of, reserved_bytes, workspace_bytes
 from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED
 
 ON_A_MESH = (
@@ -69,8 +69,6 @@ BY_INDUCTOR = (
 )
 FUNCTIONS_AS_WRITTEN = "Functions that torch.compile compiles by themselves count as they were written."
 COMPILED = "parts are compiled by torch.compile, whose kernels are not predicted"
-NUMBER = re.compile(r"(?<=/)\d+(?=/|$)|^\d+(?=/|$)")
-WRAPPED = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module)(?=\.|$)")
 
 
 def account_on_mesh(
@@ -90,7 +88,7 @@ def account_on_mesh(
     """Return the account of one training step on each rank of a mesh.
 
     Args:
-        module, inputs, keyword_inputs, optimizer, loss, autocast: as for `account_torch`, of one rank.
+        module, inputs, keyword_inputs, optimizer, loss, autocast: as for `mw.torch_step`, of one rank.
         name: to show it by.
         fleet: the devices; their number is that of the layout.
         layout: the mesh's axes, resolved.
@@ -98,7 +96,8 @@ def account_on_mesh(
         on_phase: called with the name of each part of the work.
 
     Raises:
-        InputError: as `account_torch`; or an axis needs a plan, or the plan fails.
+        InputError: the module cannot run on fake tensors, or fails on its inputs; an axis needs a plan, or
+            the plan fails.
     """
     started = time.process_time()
     paths = compiled_paths(module)
@@ -282,7 +281,7 @@ def _summed(
         notes.append(f"Memory and traffic are those of rank {layout.num_devices - 1}, which needs the most.")
     ledger = Ledger(
         memory=memories[most],
-        flops=_flops(steps[0], layout.num_devices),
+        flops=flops_of_ranks(module, steps[0], layout.num_devices),
         traffic=traffic,
         unpriced=(*without_rule, *(f"{what}, {times} times" for what, times in unpriced.items())),
         assumptions=tuple(words.removesuffix(".") for words in (*notes, *ALWAYS)),
@@ -296,6 +295,7 @@ def _summed(
             _rank_count(rank, step, each, memory)
             for rank, step, each, memory in zip(ranks, steps, kept, memories, strict=False)
         ),
+        modules=module_counts(module, steps[0], kept[0]),
         torch_version=torch.__version__,
         by_inductor=kept is not steps,
         seconds=time.process_time() - started,
@@ -329,36 +329,9 @@ def _rank_count(rank: int, step: EagerStep, kept: EagerStep, memory: MemoryLedge
         peak_bytes=memory.peak_bytes,
         reserved_bytes=memory.reserved_bytes,
         flops_by_phase={phase: by_phase[phase] for phase in (FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER)},
+        buffers_bytes=kept.storages.held_bytes("buffers"),
+        inputs_bytes=kept.storages.held_bytes("inputs"),
+        peak_phase=kept.storages.peak_phase,
+        bytes_by_format={ledger_name(kind): formats for kind, formats in kept.by_format.items()},
+        flops_by_operation=dict(step.watch.by_operation.most_common()),
     )
-
-
-def _flops(step: EagerStep, num_ranks: int) -> FlopLedger:
-    """Return the FLOPs of all ranks; modules of one list count together: "layers/*/mlp"."""
-    by_phase, by_module, model_by_module = Counter[str](), Counter[str](), Counter[str]()
-    for (phase, path), count in step.watch.flops.items():
-        scope = scope_of(path)
-        by_phase[phase] += num_ranks * count
-        by_module[scope] += num_ranks * count
-        if phase in (FORWARD, BACKWARD):
-            model_by_module[scope] += num_ranks * count
-    recomputed = by_phase.pop(RECOMPUTED, 0)
-    return FlopLedger(
-        model=by_phase[FORWARD] + by_phase[BACKWARD],
-        executed=by_phase.total() + recomputed,
-        recomputed=recomputed,
-        by_phase={phase: n for phase, n in {**by_phase, "recompute": recomputed}.items() if n},
-        by_format={name: num_ranks * count for name, count in step.watch.by_format.most_common()},
-        by_module=dict(by_module.most_common()),
-        model_by_module=dict(model_by_module.most_common()),
-        waste_by_module={},
-        rule_6nd=None,
-    )
-
-
-def scope_of(path: str | None) -> str:
-    """Return a module's path as a scope, without wrappers and with numbers of lists left open.
-
-    >>> scope_of("model.layers.3._checkpoint_wrapped_module.mlp")
-    'model/layers/*/mlp'
-    """
-    return NUMBER.sub("*", WRAPPED.sub("", path or "").strip(".").replace(".", "/"))

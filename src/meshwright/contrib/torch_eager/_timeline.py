@@ -35,6 +35,11 @@ RULES = {
 }
 
 
+def ledger_name(category: str) -> str:
+    """Return the name that the ledger has for a category of storages."""
+    return CATEGORIES.get(category, category.replace(" ", "_"))
+
+
 @dataclass(slots=True)
 class _Alive:
     """A storage at one moment: its bytes, and how often it is saved for the backward pass."""
@@ -49,7 +54,7 @@ class _Alive:
         kind = self.storage.category
         if kind == TEMPORARY:
             kind = SAVED if self.saved else TEMPORARIES.get(self.storage.born.phase, TEMPORARY)
-        return CATEGORIES.get(kind, kind.replace(" ", "_"))
+        return ledger_name(kind)
 
 
 def history_of(changes: Iterable[StorageChange]) -> list[StorageChange]:
