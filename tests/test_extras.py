@@ -18,7 +18,7 @@ from meshwright import worker
 from meshwright.extras import PURPOSES, how_to_install
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-FOR_WORK_ON_IT = {"dev", "in-place"}
+FOR_WORK_ON_IT = {"dev", "docs", "in-place"}
 PLUGIN = pytest.mark.skipif(cuda_versions is None, reason="JAX's plugin for NVIDIA is not installed")
 
 

@@ -73,14 +73,12 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._remat import NAMED_REMAT as NAMED_REMAT
     from ._remat import RESULTS as RESULTS
     from ._remat import SAVE as SAVE
-    from ._remat import Remat as Remat
     from ._remat import in_order as in_order
     from ._remat import results_of as results_of
     from ._remat import saved_results as saved_results
     from ._run_config import TYPED_FORMATS as TYPED_FORMATS
     from ._run_config import BatchConfig as BatchConfig
     from ._run_config import CheckpointConfig as CheckpointConfig
-    from ._run_config import EvaluationConfig as EvaluationConfig
     from ._run_config import FaultConfig as FaultConfig
     from ._run_config import IdxData as IdxData
     from ._run_config import InstructionData as InstructionData
@@ -90,7 +88,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_config import RunConfig as RunConfig
     from ._run_config import StateConfig as StateConfig
     from ._run_config import StdlibData as StdlibData
-    from ._run_config import SyntheticData as SyntheticData
     from ._run_config import TextData as TextData
     from ._run_config import TokenFileData as TokenFileData
     from ._run_config import TokenFormat as TokenFormat

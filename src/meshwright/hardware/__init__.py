@@ -43,7 +43,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._measured_runs import MeasuredClass as MeasuredClass
     from ._measured_runs import MeasuredRun as MeasuredRun
     from ._measured_runs import MeasuredRuns as MeasuredRuns
-    from ._price_refresh import Refreshed as Refreshed
     from ._price_refresh import refresh_prices as refresh_prices
 
 __getattr__, __dir__ = names_on_first_use(__name__)

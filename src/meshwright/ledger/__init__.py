@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._work_rules import CustomCall as CustomCall
     from ._work_rules import MultiplyAdds as MultiplyAdds
     from ._work_rules import left_dimensions as left_dimensions
-    from ._work_rules import mark_kernels as mark_kernels
     from ._work_rules import register_call as register_call
     from ._work_rules import registered_targets as registered_targets
     from ._work_rules import traced_kernel_of as traced_kernel_of

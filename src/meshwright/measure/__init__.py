@@ -13,7 +13,6 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._array_storages import ArrayFootprint as ArrayFootprint
     from ._array_storages import Storage as Storage
-    from ._device_memory import DeviceMemory as DeviceMemory
     from ._device_memory import Live as Live
     from ._device_memory import LiveArray as LiveArray
     from ._device_memory import Memory as Memory
@@ -21,7 +20,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._device_memory import bytes_on as bytes_on
     from ._device_memory import live as live
     from ._device_memory import memory as memory
-    from ._footprint import Footprint as Footprint
     from ._footprint import footprint as footprint
     from ._kept_calibration import KnownRates as KnownRates
     from ._kept_calibration import calibration_for as calibration_for

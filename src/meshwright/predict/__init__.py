@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._eager import Queue as Queue
     from ._eager import unaligned_share as unaligned_share
     from ._factors import RECOMPUTED as RECOMPUTED
-    from ._factors import Factor as Factor
     from ._factors import class_of as class_of
     from ._formulas import attention_seconds as attention_seconds
     from ._formulas import collective_seconds as collective_seconds

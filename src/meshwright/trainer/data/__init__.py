@@ -26,7 +26,6 @@ from ._images import write_images as write_images
 from ._images import write_sample_images as write_sample_images
 from ._instructions import PackedConversations as PackedConversations
 from ._instructions import open_instructions as _open_instructions
-from ._metadata import InputMetadata as InputMetadata
 from ._metadata import TokenFileMetadata as TokenFileMetadata
 from ._metadata import check_metadata as _check_metadata
 from ._metadata import read_metadata as read_metadata
@@ -40,9 +39,7 @@ from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
 from ._order import Rows as Rows
 from ._order import Split as Split
-from ._own import OwnData as OwnData
 from ._own import own_data as own_data
-from ._text_source import text_paths as text_paths
 from ._text_source import tokenizer_path as tokenizer_path
 from ._text_source import tokens_of_texts as _tokens_of_texts
 from ._texts import BYTES as _BYTES

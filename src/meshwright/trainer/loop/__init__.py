@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ._run_folder import RunFolder as RunFolder
     from ._run_folder import config_of as config_of
     from ._run_folder import write_whole as write_whole
-    from ._sample import SampleOfRun as SampleOfRun
     from ._sample import sample_run as sample_run
     from ._training_run import check_resumed_state as check_resumed_state
     from ._training_run import run_training as run_training

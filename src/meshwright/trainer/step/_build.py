@@ -101,22 +101,17 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     formats = grads.sum_formats(used, config.gradient_sum)
     pipeline = None
     if mesh.shape.get("stage", 1) > 1:
-        from ._pipeline import pipeline_of  # most runs have one stage
+        from ._pipeline import pipeline_of
 
         pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
     sums = _sums_of(model, () if frozen is not None else model.summed(context_of(None)), formats)
 
     def loss(
-        parameters: Tree,
-        model_state: Tree,
-        microbatch: Tree,
-        key: Any,
-        frozen: Tree = None,
-        sums: Tree = None,
+        parameters: Tree, model_state: Tree, batch: Tree, key: Any, frozen: Tree = None, sums: Tree = None
     ) -> tuple[Array, Outcome]:
         if frozen is not None:
             parameters = with_adapters(frozen, parameters)
-        return model.loss(parameters, model_state, microbatch, replace(context_of(key), sums=sums))
+        return model.loss(parameters, model_state, batch, replace(context_of(key), sums=sums))
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
         parameters = _as_computed(config, used, shardings, tables.widened(parameters), batch)
@@ -138,10 +133,11 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
     step = _step(config, optimizer, gradients, state_shardings["parameters"])
-    results = (state_shardings, replicated)
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
-        step=jax.jit(step, donate_argnums=0, in_shardings=arguments, out_shardings=results),
+        step=jax.jit(
+            step, donate_argnums=0, in_shardings=arguments, out_shardings=(state_shardings, replicated)
+        ),
         init=jax.jit(init, out_shardings=state_shardings),
         evaluate=jax.jit(evaluate, in_shardings=(*evaluated, batch_shardings), out_shardings=replicated),
         inspect=jax.jit(_inspect(gradients), in_shardings=arguments, out_shardings=replicated),
