@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._kernel_calls import KernelFlops as KernelFlops
     from ._kernel_calls import register_kernel as register_kernel
     from ._kernel_calls import registered_rule as registered_rule
+    from ._options import AcceptedOptions as AcceptedOptions
     from ._options import Autotuning as Autotuning
     from ._options import OptionValue as OptionValue
     from ._options import accepted_options as accepted_options

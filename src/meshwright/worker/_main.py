@@ -36,6 +36,7 @@ from meshwright.compiler import (
     STATUS_FILE,
     STDERR_FILE,
     TEXTS,
+    AcceptedOptions,
     Argument,
     Compiled,
     OptionValue,
