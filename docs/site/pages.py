@@ -142,10 +142,10 @@ def commands() -> str:
     """Return the reference of the command line: every command with its arguments and options."""
     from typer.main import get_command
 
-    from meshwright.cli._app import app
+    from meshwright.cli._app import app_for
 
     panels: dict[str, list[str]] = {}
-    for name, command in _verbs("meshwright", get_command(app)):
+    for name, command in _verbs("meshwright", get_command(app_for(()))):
         panels.setdefault(getattr(command, "rich_help_panel", None) or "Data", []).extend(
             _section(name, command)
         )
