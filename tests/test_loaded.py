@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import meshwright as mw
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import size  # the limits stand there, once
@@ -17,12 +15,8 @@ pytestmark = pytest.mark.once
 PRESET, FLEET = "bytes-nano", "8xH100"
 
 
-@pytest.fixture(scope="module")
-def weighed() -> None:
-    mw.weigh(PRESET, on=FLEET)
-
-
-def test_a_weighing_from_the_cache_loads_few_modules(weighed):
+def test_a_weighing_from_the_cache_loads_few_modules():
+    size.loaded(PRESET, FLEET)  # a process of the same environment puts it there
     found = size.loaded(PRESET, FLEET)
     assert len(found) <= size.MOST_LOADED, found
     for room in ("hlo", "planned", "trainer", "contrib", "sharding", "worker", "eager"):

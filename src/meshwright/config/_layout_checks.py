@@ -140,6 +140,7 @@ def check_slices(fleet: Fleet, layout: Layout) -> None:
     The outermost axes join slices. An axis may be part of it: of `fsdp=512` on two slices of 256, each group
     has two halves. XLA ends the process that compiles anything else (libtpu 0.0.42 and 0.0.50).
 
+    >>> from meshwright.hardware import Fleet
     >>> check_slices(Fleet.parse("2xv5e-256"), Layout.parse("data=4,fsdp=128"))
 
     Raises:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ def text_reading(text: str) -> str:
         text: as for `load_config`. What cannot be read is an error there.
     """
     path = Path(text)
-    if "/" not in text and not path.exists():
+    if "/" not in text and not os.path.exists(text):  # False for a name that no file can have
         return ""
     from ._huggingface_config import cached_config, is_huggingface, reads_text_alone
 

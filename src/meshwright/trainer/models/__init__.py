@@ -26,14 +26,14 @@ from .quantised import quantised_declarations as quantised_declarations
 from .quantised import quantised_parameters as quantised_parameters
 from .quantised import quantised_part as quantised_part
 
-MODELS: dict[type[_config.ModelKind], tuple[str, str]] = {
+MODELS: dict[type[_config.ModelKind], tuple[str, str] | type[Model]] = {
     _config.LinearModel: ("small", "Linear"),
     _config.CruncherModel: ("small", "Cruncher"),
     _config.LeNetModel: ("small", "LeNet"),
     _config.ResNetModel: ("small", "ResNet"),
     _config.TransformerModel: ("transformer", "Transformer"),
 }
-"""By kind of record: the module and the class of its model. A module is imported for its own models."""
+"""By kind of record: the module here and the class of its model, which is imported when it is used; or the class."""
 
 
 def model_of(config: _config.ModelKind) -> Model:
@@ -43,6 +43,7 @@ def model_of(config: _config.ModelKind) -> Model:
     >>> model_of(load_config("linear").model).parameters()["weight"].dims
     ('embed', 'one')
     """
-    module, name = MODELS[type(config)]
-    make: type[Model] = getattr(import_module(f"{__name__}.{module}"), name)
-    return make(config)
+    found = MODELS[type(config)]
+    if isinstance(found, tuple):
+        found = getattr(import_module(f"{__name__}.{found[0]}"), found[1])
+    return found(config)
