@@ -33,7 +33,7 @@ MODELS: dict[type[_config.ModelKind], tuple[str, str] | type[Model]] = {
     _config.ResNetModel: ("small", "ResNet"),
     _config.TransformerModel: ("transformer", "Transformer"),
 }
-"""By kind of record: the module here and the class of its model, which is imported when it is used; or the class."""
+"""By kind of record: the model's class, or its module here and its name, to import it when it is used."""
 
 
 def model_of(config: _config.ModelKind) -> Model:
