@@ -62,7 +62,7 @@ def main() -> None:
 
 def compiled_rows(model: str, fleet_name: str, count: int, seed: int, workers: int) -> list[dict[str, Any]]:
     """Return a row for each of `count` random candidates: bounds, estimates, and what compiling found."""
-    from meshwright.api._weigh import resolved, weigh_resolved
+    from meshwright.programs import resolved, weigh_run
 
     config, fleet = load_config(model), Fleet.parse(fleet_name)
     space = space_of(config, fleet)
@@ -76,7 +76,7 @@ def compiled_rows(model: str, fleet_name: str, count: int, seed: int, workers: i
         started = time.monotonic()
         try:
             run, layout = resolved(overridden(config, overrides), fleet)
-            weighing = weigh_resolved(run, fleet, layout, num_steps=None)
+            weighing = weigh_run(run, fleet, layout, num_steps=None)
         except MeshwrightError as error:
             return {**row, "failed": error.message}
         assert weighing.prediction is not None, weighing.no_prediction

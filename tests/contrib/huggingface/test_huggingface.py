@@ -17,7 +17,7 @@ from meshwright.contrib.huggingface import (
     write_files,
 )
 from meshwright.errors import InputError
-from meshwright.trainer.models import Transformer
+from meshwright.trainer.models.transformer import Transformer
 from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
