@@ -6,7 +6,11 @@ A module without examples is not imported, nor one that needs PyTorch where that
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import forked_workers as forked_workers
 from tests.conftest import pytest_runtest_protocol as pytest_runtest_protocol
@@ -22,3 +26,14 @@ def has_examples(module: Path) -> bool:
 
 
 collect_ignore = [str(module.relative_to(HERE)) for module in HERE.rglob("*.py") if not has_examples(module)]
+
+REGISTRIES = ("meshwright.ledger._work_rules", "meshwright.compiler._kernel_calls")
+
+
+@pytest.fixture(autouse=True)
+def no_rule_of_an_example_is_left() -> Iterator[None]:
+    """Take back the rules that an example registers, which would hold for the tests after it."""
+    yield
+    for name in REGISTRIES:
+        if (module := sys.modules.get(name)) is not None:
+            module._REGISTERED.clear()

@@ -17,6 +17,7 @@ from meshwright.api._reconcile import add_to_history, history, history_path
 from meshwright.measure._reconciliation import PastRow, Reconciliation, Row
 from tests import commands
 
+pytestmark = pytest.mark.once  # a file of lines, whatever Python and jax write them
 ROW = Row(quantity="step seconds", unit="seconds", predicted=1.0, measured=2.0, how="clock")
 COMPARED = Reconciliation(same_program=True, rows=(ROW,), not_compared={})
 

@@ -32,6 +32,7 @@ NOTHING = KnownRates()  # nothing was measured
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """A compiled program in a folder of its own, on the fleet it is for; nothing is measured of its chip."""
+    monkeypatch.setattr(_rules, "_REGISTERED", {})  # an example of `register_call` may have run before
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     folder = Path(shutil.copytree(PROGRAM, tmp_path / "program"))
     compiled = Compiled.load(folder)

@@ -34,4 +34,4 @@ def yaml_text(value: object) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
-    return yaml.dump(value, Dumper=Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False, width=10_000, allow_unicode=False)
