@@ -113,7 +113,7 @@ def _of_the_block(devices: tuple[DeviceMemory, ...] | None) -> tuple[DeviceMemor
     if devices is None:
         raise InputError(
             "no block of code has ended under this measurement",
-            hint="use it as `with mw.tools.device_memory() as used: ...`, and read it after the block",
+            hint="use it as `with mw.memory() as used: ...`, and read it after the block",
         )
     return devices
 
