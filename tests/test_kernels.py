@@ -284,3 +284,11 @@ def test_rules_that_fail_are_refused_with_their_words(text, words, tmp_path, mon
 def test_a_rule_that_is_none_is_refused(name, rule, words):
     with pytest.raises(mw.InputError, match=words):
         mw.register_kernel(name, rule)
+
+
+def test_a_plan_counts_by_the_rules_of_its_step(tmp_path, monkeypatch, forked_workers):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outside.py").write_text(PROGRAM)
+    (tmp_path / "rules.py").write_text(RULES.format(flops=7000))
+    made = mw.plan(mw.jax_step("outside:program", rules="rules.py"), on="1xH100", budget_seconds=1)
+    assert [each.model_flops for each in made.candidates if not each.failed] == [7000]

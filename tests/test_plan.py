@@ -243,7 +243,9 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_function_is_planned_over_its_meshes_and_knobs(own, forked_workers):
-    made = mw.plan(own, on="4xH100", budget_seconds=60, search=["narrow=False"])
+    length = mw.RunLength(tokens_per_step=6, tokens=600)
+    made = mw.plan(own, on="4xH100", budget_seconds=60, search=["narrow=False"], run=length)
+    assert made.best.num_steps == 100
     assert made.num_considered == 6  # three meshes, two values of `times`
     by_mesh = {(c.layout, c.overrides["times"]): c for c in made.candidates}
     # Six rows do not divide over four devices: that mesh alone is refused, and the others go on.
@@ -264,7 +266,7 @@ def test_a_function_is_planned_over_its_meshes_and_knobs(own, forked_workers):
     [
         ({"search": ["times=3"]}, "none of its values"),
         ({"search": ["model=x"]}, "no size of a mesh axis"),
-        ({"run": mw.RunLength(tokens="1B")}, "tokens '1B' cannot be used"),
+        ({"run": mw.RunLength(tokens="1B")}, "the number of tokens in its step is not known"),
         ({"search": ["data=3"]}, "no mesh of data, model has the 4 devices"),
     ],
 )

@@ -83,7 +83,7 @@ class RankCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCount:
-    """What the modules of one scope cost on the first rank, with all that is inside them.
+    """Cost of the modules of one scope on the first rank, including everything inside them.
 
     scope: as in the ledger's FLOPs by module: "layers/*/mlp", and "" for the module itself.
     kind: their class; "" for what `parallelize` put there. num_modules, num_parameters: of the whole mesh.

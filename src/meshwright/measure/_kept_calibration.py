@@ -1,7 +1,7 @@
 """Measure this machine in a process of its own, keep its rates and the runs of each chip, describe its host.
 
 The rates are a `Calibration`. They are kept in `cache_root()` until something puts them in doubt. Predictions
-use them, and the runs that `calibrate` was told of, which lie beside them. A run describes the host.
+use them, and the measured runs given to `calibrate`, which are kept with them. A run describes the host.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._kinds import Kind as Kind
     from ._kinds import program_named as program_named
     from ._kinds import program_of as program_of
+    from ._kinds import without_interpreter as without_interpreter
     from ._program import Program as Program
     from ._program import RunFacts as RunFacts
     from ._program import RunLength as RunLength
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._program import fleet_of as fleet_of
     from ._program import knobs_of as knobs_of
     from ._program import name_of as name_of
+    from ._program import step_facts as step_facts
     from ._requests import request_of as request_of
     from ._weighed import weigh_lowered as weigh_lowered
 

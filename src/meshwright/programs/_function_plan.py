@@ -6,13 +6,13 @@ Imports: `_weighed`, `planning`, `compiler`. Used by: `_jax_step`, and kinds of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.compiler import declared_by
+from meshwright.compiler import RulesFile, declared_by
 from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -26,8 +26,19 @@ from ._requests import request_of
 from ._weighed import weigh_request
 
 
-def function_candidates(function: str, fleet: Fleet, search: Mapping[str, Sequence[str]]) -> Candidates:
+def function_candidates(
+    function: str,
+    fleet: Fleet,
+    search: Mapping[str, Sequence[str]],
+    facts: RunFacts,
+    rules: RulesFile | None,
+) -> Candidates:
     """Return what a plan of a function can choose from: its meshes, and the arguments that it declares.
+
+    Args:
+        search: values by mesh axis and argument.
+        facts: the tokens of its step, and the steps of the whole run.
+        rules: for the kernels of its step.
 
     Raises:
         InputError: no mesh has the devices of the fleet, or the function cannot be called.
@@ -36,7 +47,7 @@ def function_candidates(function: str, fleet: Fleet, search: Mapping[str, Sequen
     found = declared_by(request_of(function, fleet, axes))
     space = checked_space(function_space(fleet, found.axes or ("data",), found.knobs, search), fleet)
     return Candidates(
-        programs=FunctionPrograms(config=function, fleet=fleet, space=space),
+        programs=FunctionPrograms(config=function, fleet=fleet, space=space, facts=facts, rules=rules),
         search=Search(space, space.estimates(), room_for(space, fleet), FUNCTION_PRIORS),
         num_layouts=space.num_layouts,
         num_considered=len(space),
@@ -72,6 +83,8 @@ class FunctionPrograms(ForeignPrograms):
     config: str
     fleet: Fleet
     space: FunctionSpace
+    facts: RunFacts
+    rules: RulesFile | None
 
     @property
     def are_alike(self) -> bool:
@@ -94,5 +107,4 @@ class FunctionPrograms(ForeignPrograms):
         """Trace and compile a candidate, and account for it."""
         knobs = self.space.chosen(row)
         request = request_of(self.config, self.fleet, self.layout(row), knobs=knobs)
-        facts: RunFacts = {"tokens_per_step": None, "num_steps": None}
-        return weigh_request(request, self.fleet, None, facts=facts)
+        return weigh_request(replace(request, rules=self.rules), self.fleet, None, facts=self.facts)

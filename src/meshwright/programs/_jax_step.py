@@ -19,7 +19,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.results import Phase, Weighing
 
-from ._program import Program, Settings, knobs_of, name_of
+from ._program import Program, Settings, knobs_of, name_of, step_facts
 from ._requests import request_of
 from ._weighed import weigh_lowered, weigh_request
 
@@ -156,12 +156,11 @@ class NamedStep(Program):
         """Return the meshes and the arguments that the function declares."""
         from ._function_plan import function_candidates  # imports numpy
 
-        hint = "fix its knobs with --fix KNOB=VALUE; time and memory of a step need nothing more"
+        hint = "fix its knobs with --fix KNOB=VALUE"
         settings.refuse(f"{self.function}, which is no configuration,", "overrides", "layout", hint=hint)
-        if settings.run.tokens is not None:
-            what = f"{self.function} is not a configuration: tokens {settings.run.tokens!r} cannot be used"
-            raise InputError(what, hint=hint)
-        return function_candidates(self.function, fleet, search)
+        facts = step_facts(settings.run, self.function)
+        rules = None if self.rules is None else RulesFile.read(self.rules)
+        return function_candidates(self.function, fleet, search, facts, rules)
 
 
 def request_on(fleet: Fleet, name: str, simulate: bool, **what: Any) -> ScriptRequest:

@@ -8,6 +8,8 @@ Used by: `api` and the command line.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from ._configured import Configured, is_configuration
 from ._program import Program
 
 ENTRY_POINTS = "meshwright.programs"
+PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 NO_PROGRAM = (
     "give a preset, a TOML file, a RunConfig or 'package.module:function'; mw.jax_step(step, *args) for a "
     "function of JAX; mw.torch_step(module, *inputs) for a PyTorch module; mw.script('train.py') for a script"
@@ -53,9 +56,18 @@ def _function(words: Sequence[str], rules: str | Path | None = None) -> Program:
     return jax_step(words[0], rules=rules)
 
 
+def without_interpreter(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the Python that runs it.
+
+    >>> without_interpreter(["python3.11", "train.py", "--lr", "3e-4"])
+    ['train.py', '--lr', '3e-4']
+    """
+    return list(words[1:] if words and PYTHON.match(os.path.basename(words[0])) else words)
+
+
 CONFIGURATION = Kind(
     what="a configuration",
-    claims=lambda words: len(words) == 1 and is_configuration(words[0]),
+    claims=lambda words: len(words) == 1 and is_configuration(words[0]) and not words[0].endswith(".py"),
     make=lambda words: Configured(words[0]),
 )
 FUNCTION = Kind(what="a function", claims=_is_function, make=_function, options=("rules",))
@@ -91,8 +103,7 @@ def program_named(words: Sequence[str], options: Mapping[str, Any] | None = None
 
 def _kind_of(words: Sequence[str]) -> Kind:
     """Return the kind that claims the words. Configurations come first: a preset loads nothing else."""
-    is_file_of_python = len(words) == 1 and words[0].endswith(".py")
-    if CONFIGURATION.claims(words) and not is_file_of_python:
+    if CONFIGURATION.claims(words):
         return CONFIGURATION
     for kind in (*other_kinds(), FUNCTION):
         if kind.claims(words):

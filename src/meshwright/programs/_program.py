@@ -30,7 +30,7 @@ OPTIONS = {"layout": "layout", "overrides": "overrides (--set)", "simulate": "si
 
 
 class RunFacts(TypedDict):
-    """What the caller says about a program without a configuration: tokens of a step, steps of the run."""
+    """Facts that a caller gives of a program without a configuration: tokens of a step, steps of a run."""
 
     tokens_per_step: int | None
     num_steps: int | None
@@ -38,7 +38,7 @@ class RunFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLength:
-    """How long the whole run is, and what a device-hour costs.
+    """Length of the whole run, and price of a device-hour.
 
     Args:
         tokens: of the whole run, 15e9 or "15B"; those of a configuration's `steps` if not given.
@@ -81,15 +81,15 @@ class RunLength:
                 raise InputError(
                     f"{name} is not a configuration, and the number of tokens in its step is not known: "
                     f"{what} of {given} cannot be turned into the cost of a run",
-                    hint="tell it: RunLength(tokens_per_step=524288), on the command line --tokens-per-step "
-                    "524288",
+                    hint="state it: RunLength(tokens_per_step=524288), on the command line "
+                    "--tokens-per-step 524288",
                 )
         return {"tokens_per_step": None, "num_steps": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a program is to be weighed, as the caller of `weigh` says it."""
+    """Settings of a weighing, as the caller of `weigh` gives them."""
 
     layout: str | None = None
     overrides: Overrides = ()
@@ -113,13 +113,25 @@ class Settings:
                 raise InputError(f"{what} takes no {words}", hint=hint or f"leave {words} out")
 
 
+def step_facts(run: RunLength, name: str) -> RunFacts:
+    """Return the facts of a program that is planned: a price alone is allowed, for it prices a step.
+
+    Raises:
+        InputError: as `RunLength.facts`, for its tokens.
+
+    >>> step_facts(RunLength(price_per_device_hour=2), "model.py:build")
+    {'tokens_per_step': None, 'num_steps': None}
+    """
+    return dataclasses.replace(run, price_per_device_hour=None).facts(name)
+
+
 class Program(ABC):
     """A training step that can be weighed."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What results call it."""
+        """The name that results show."""
 
     @abstractmethod
     def weigh(self, fleet: Fleet, settings: Settings) -> Weighing:

@@ -50,7 +50,7 @@ PAGES = {
     "Sweep": ("_run_report", "sweep_page"),
     "Weighing": ("_run_report", "weighing_page"),
 }
-"""As `DOCUMENTS`, of a page; the other results have one document for both."""
+"""By kind of result: what makes its page. Others have one document for the terminal and the page."""
 
 
 def renderable(result: object, *, verbose: bool = False, more: str = MORE) -> RenderableType:

@@ -16,11 +16,17 @@ from pathlib import Path
 from meshwright.compiler import Candidate, run_script
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.programs import Program, Settings, program_named, request_on, weigh_lowered
+from meshwright.programs import (
+    Program,
+    Settings,
+    program_named,
+    request_on,
+    weigh_lowered,
+    without_interpreter,
+)
 from meshwright.results import Phase, Weighing
 from meshwright.units import format_rate
 
-PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 OVERRIDE = re.compile(r"[a-z][\w.]*=.*")
 MOST_LISTED = 5
 
@@ -114,9 +120,7 @@ def _script_of(command: Sequence[str]) -> tuple[str, ...]:
     Raises:
         InputError: the command runs no Python script, or the file does not exist.
     """
-    words = list(command)
-    if words and PYTHON.match(os.path.basename(words[0])):
-        words = words[1:]
+    words = without_interpreter(command)
     shown = " ".join(command)
     if words and words[0] == "-m" and len(words) > 1:
         return tuple(words)

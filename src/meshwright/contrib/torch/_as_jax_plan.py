@@ -30,6 +30,7 @@ from meshwright.programs import (
     checked_space,
     request_of,
     room_for,
+    step_facts,
 )
 from meshwright.results import Weighing
 
@@ -114,7 +115,7 @@ def module_candidates(
             raise InputError(f"a module as a JAX program has no knob {name}", hint=nearest_name(name, knobs))
     whole = Layout(axes=(("fsdp", fleet.num_devices),))
     request_of("a module", fleet, whole)  # is its compiler installed?
-    facts = settings.run.facts(step.name)
+    facts = step_facts(settings.run, step.name)
     module = exported_module(step, settings.overrides)
     own = module_step(module, fleet, whole)
     declared = {

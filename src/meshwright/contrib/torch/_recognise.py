@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.programs import without_interpreter
 
 TORCH = {
     "torch",
@@ -34,7 +35,6 @@ JAX = {"jax", "jaxlib", "flax", "optax", "equinox", "haiku", "keras", "numpyro",
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "composer", "lightning"}
 LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 MOST_BYTES, MOST_FILES = 2_000_000, 200
-PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _REQUIREMENT = re.compile(r"[\w-]+")
 
@@ -58,9 +58,7 @@ def torch_script_of(words: Sequence[str]) -> Path | None:
         words: as for the shell: ["python", "train.py"], ["-m", "package"], ["torchrun", "train.py"].
     """
     launched = launched_script(words)
-    rest = list(words)
-    if rest and PYTHON.match(Path(rest[0]).name):
-        rest = rest[1:]
+    rest = without_interpreter(words)
     named = rest[0] if rest and rest[0].endswith(".py") else None
     if rest[:1] == ["-m"] and len(rest) > 1:
         named = str(Path(*rest[1].split(".")).with_suffix(".py"))

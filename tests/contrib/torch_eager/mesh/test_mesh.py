@@ -355,7 +355,7 @@ def fails(module, mesh):
         (
             {"run": mw.RunLength(tokens="1B")},
             "Stack is not a configuration, and the number of tokens",
-            "tell it: ",
+            "state it: ",
         ),
         ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides"),
     ],
