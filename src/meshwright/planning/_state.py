@@ -29,6 +29,7 @@ class Weights:
     """
 
     blocks: float  # matrices of all blocks: stage, fsdp, tensor
+    first: float  # of these those of first layers without experts, which every stage has and runs
     keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
     experts: float  # of all blocks: stage, expert, fsdp, tensor
     norms: float  # and routers, of all blocks: stage, fsdp
@@ -40,16 +41,36 @@ def weights_of(config: RunConfig) -> Weights:
     model = config.model
     if not isinstance(model, TransformerModel):
         # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
-        return Weights(blocks=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
+        return Weights(blocks=0, first=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
     layers, width = model.num_layers, model.embed_dim
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
     blocks = layers * model.num_attention_parameters + model.num_dense_parameters
+    mlps = model.num_dense_parameters - model.num_expert_layers * (
+        model.num_shared_experts * model.num_mlp_parameters
+    )
+    first = model.num_dense_layers * model.num_attention_parameters + (mlps if model.num_dense_layers else 0)
     keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
     norms = model.num_parameters - blocks - experts - tables
-    return Weights(blocks=blocks, keys=keys, experts=experts, norms=norms, tables=tables)
+    return Weights(blocks=blocks, first=first, keys=keys, experts=experts, norms=norms, tables=tables)
+
+
+def num_layers_of(config: RunConfig) -> tuple[float, float]:
+    """Return the number of a transformer's layers, and of the first without experts; else 1 and 0."""
+    model = config.model
+    return (model.num_layers, model.num_dense_layers) if isinstance(model, TransformerModel) else (1, 0)
+
+
+def mlp_share_of(config: RunConfig) -> float:
+    """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers."""
+    model = config.model
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
+        return 1.0
+    factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
+    routed = float(experts) if factor is None else min(factor * chosen, experts)
+    return routed + model.num_shared_experts
 
 
 def share_of_tables(
