@@ -17,8 +17,7 @@ Category: `held_as_C` says that what is computed under it counts as memory categ
 
 Share: some of Meshwright's scopes declare facts that the program alone does not show. `needed_A_of_B`: A / B
 of the arithmetic is the model's. `busy_A_of_B`: a pipeline stage has a microbatch in A of its B runs; the
-other runs are its bubble. `expected_N_trips`: a loop whose rounds only the data decides runs N times as far as
-anything is counted.
+other runs are its bubble. `expected_N_trips`: a loop whose rounds only the data decides counts as N rounds.
 
 Replica groups come in every form that XLA prints: lists `{{0,1},{2,3}}`; iota `[8,64]<=[64,8]T(1,0)` (the
 numbers 0, 1, ... in the right shape, transposed, read in the left shape); a mesh `mesh['a'=4,'b'=2] {'a'}`,
@@ -153,6 +152,7 @@ _OWN = frozenset((
     "while", "body", "cond", "scan", "closed_call", "eval_jaxpr", "checkpoint", "rematted_computation",
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
     "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches", "static_sparsity_splash",
+    "experts_by_matrix", "experts_by_transpose", "experts_of_matrices",
     "splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals", "splash_mha_dq_no_residuals",
 ))  # fmt: skip
 _HELD = re.compile(r"held_as_(\w+)")

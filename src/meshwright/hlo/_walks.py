@@ -156,10 +156,9 @@ def trips_of(program: Program, home: Computation, loop: Instruction) -> int | No
     loops. A loop that depends on data runs as often as a scope around it says. Not counted: loops that depend
     on data without such a scope, and unannotated loops of `MOST_ROUNDS` rounds or more.
     """
-    if loop.trip_count is not None:
-        return loop.trip_count
-    if (expected := expected_trips(loop.op_name)) is not None:
-        return expected
+    known = expected_trips(loop.op_name) if loop.trip_count is None else loop.trip_count
+    if known is not None:
+        return known
     condition, body = (program.computations[loop.called[key][0]] for key in ("condition", "body"))
     state: dict[int, int | None] = {}
 

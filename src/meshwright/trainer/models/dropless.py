@@ -1,14 +1,12 @@
 """Run all experts that the tokens chose, however many chose the same: nothing is dropped.
 
-On the device that multiplies, the rows of an expert fill whole tiles (`grouped_products`), so an even load has
-no capacity to choose and an uneven one costs what it costs.
+On the device that multiplies, the rows of an expert fill whole tiles (`grouped_products`), as many as it has.
 
-Where `expert` splits the experts, devices exchange buffers of a fixed size: of a device's choices, the fair
-share of each other device and an eighth more (`SPARE`). If a device is chosen more often, the rest follows in
-further rounds of smaller buffers, as many as the fullest device needs. With an even load there are none; the
-scope `expected_0_trips` says so to the ledger, which counts the memory of these rounds and not their time.
-
-Buffers belong to a pair of devices and not to an expert, so an expert may take as much of it as it needs.
+Where `expert` splits the experts, devices exchange buffers of a fixed size: of a device's choices, the even
+share of each other device and an eighth more (`sent_rows`). A buffer belongs to a pair of devices, so any
+expert of a device may fill it. If a device is chosen more often, the rest follows in further rounds of
+smaller buffers, as many as the fullest device needs. With an even load there are none. The scope
+`expected_0_trips` says so to the ledger, which counts the memory of these rounds and not their time.
 """
 
 from __future__ import annotations
@@ -22,14 +20,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from meshwright.config import TransformerModel
+from meshwright.config import TransformerModel, sent_rows
 from meshwright.sharding import axis_size
 
 from ._base_model import Context
 from .expert_rows import Order, Places, exchange, exchange_back, is_split, matched, places_of, receive, send
 from .grouped_products import Grouping, Tiles, grouped_product, grouping_for, tiles_for, tiles_of
 
-SPARE = 1 / 8  # of the fair share of a pair of devices, in the first round's buffers
 LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
 Mlp = Callable[[Array, Array, dict[str, Any], Callable[[Array, Any], Array]], Array]
 """From rows, their factors, the experts' matrices and what multiplies rows with a matrix, to the results."""
@@ -76,9 +73,8 @@ def dropless(
         return receive(_in_tiles(send(tokens, places), factors, matrices, tiles, how, mlp), places)
 
     most = tokens.shape[0] * min(choices, own)  # rows of this device that another may be sent
-    first = (
-        weights.size if own == experts else min(most, math.ceil((1 + SPARE) * weights.size * own / experts))
-    )
+    fair = weights.size * own / experts
+    first = weights.size if own == experts else min(most, math.ceil(sent_rows(fair)))
     later = math.ceil(LATER * first)
 
     def round_of(size: int, low: Array, tokens: Array, weights: Array, matrices: Any, order: Order) -> Array:

@@ -103,7 +103,8 @@ def is_split(axis: str, context: Context) -> bool:
 def exchange(buffers: Array, context: Context) -> Array:
     """Exchange [parts, slots, ...] of own tokens for [own parts, slots of all devices, ...].
 
-    A part is what one expert's devices compute, or all experts of one. Buffers that crossed `expert` may be saved for the backward pass; others are filled again there.
+    A part is one expert's buffer, or the buffer of all experts of a device. Buffers that crossed `expert` may
+    be saved for the backward pass; others are filled again there.
     """
     if is_split("expert", context):
         buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)

@@ -28,8 +28,8 @@ GROUP = 8  # tiles whose programs go over the columns together
 class Block(NamedTuple):
     """The sizes of a program's block, and how it is compiled.
 
-    `columns`: of the results. `depth`: of one step along what is summed; for gradients of matrices the rows of
-    the results.
+    `columns`: of the results. `depth`: of one step along what is summed; for gradients of matrices the rows
+    of the results.
     """
 
     columns: int
@@ -46,14 +46,15 @@ class Blocks(NamedTuple):
 
 
 STEP = 64  # rows of one step of the sum for gradients of matrices
-# The fastest of eleven and ten on an H200, over matrices of 2048 x 768 to 4096 x 14,336 (benchmarks/gpu_experts.py).
-# Their stages take 192 and 144 KB of shared memory. The next fastest, in 96 KB each, lose 2 to 10 %.
+# The fastest of eleven and ten on an H200, over matrices of 2048 x 768 to 4096 x 14,336. Their stages take 192
+# and 144 KB of shared memory. The next fastest, in 96 KB each, lose 2 to 10 %.
 LARGE = Blocks(Block(256, 64, 8, 4), Block(128, 256, 8, 3))
 MIDDLE = Blocks(Block(128, 64, 8, 3), Block(128, 128, 4, 3))  # 164 KB, as on an A100
 SMALL = Blocks(Block(128, 64, 4, 2), Block(128, 128, 4, 2))  # 100 KB
 OF_CAPABILITY = {(8, 0): MIDDLE, (8, 7): MIDDLE, (9, 0): LARGE, (10, 0): LARGE, (10, 3): LARGE}
-"""By compute capability; others have 64 to 100 KB of shared memory for a block of threads (CUDA C++ programming
-guide, technical specifications per compute capability)."""
+"""By compute capability. Others have 64 to 100 KB of shared memory for a block of threads.
+
+Source: CUDA C++ programming guide, technical specifications per compute capability."""
 
 
 def _fitted(block: Block, columns: int, depth: int) -> Block:
@@ -85,7 +86,7 @@ def by_matrix(x: Array, matrices: Array, tiles: Tiles, how: Grouping, transposed
         grid=(num_tiles * (columns // block.columns),),
         cost_estimate=_cost(how, depth, columns, x),
         compiler_params=plgpu.CompilerParams(num_warps=block.warps, num_stages=block.stages),
-        name="experts_by_matrix",
+        name="experts_by_transpose" if transposed else "experts_by_matrix",
     )
     return call(tiles.expert, x, matrices)
 

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-MOST_ROWS = 128  # of a tile
+from meshwright.config import TILE_ROWS
+
 LEAST_ROWS = 16  # of a tile: a GPU's matrix unit takes no fewer
 LEAST_WIDTH = 16  # a factor of each side of a matrix that the kernels take
 
@@ -75,7 +76,7 @@ def tile_rows(rows: int, experts: int) -> int:
     (128, 16)
     """
     fair, size = rows / experts, LEAST_ROWS
-    while size < min(fair, MOST_ROWS):
+    while size < min(fair, TILE_ROWS):
         size *= 2
     return size
 
