@@ -28,9 +28,10 @@ from meshwright.config import ACTIVATION_RULES, TransformerModel
 from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
 from ._base_model import RESIDUAL, Context, Parameter
-from .dropless import dropless
+from .dropless import Run, dropless
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
+from .grouped_products import Axes
 from .loss import Balance
 from .products import product as matrix_product
 from .rematerialisation import EXPERTS, SECOND_EXPERTS
@@ -167,18 +168,34 @@ def _on_one_device(
         for name, w in layer.items()
         if name not in ROUTER
     }
-    mlp = partial(_mlp, activation=activation)
+    mlp = partial(_mlp, activation=activation, is_gated="gate" in matrices)
     if capacity is None:
-        return dropless(tokens, weights, matrices, order, mlp, config, context).reshape(x.shape), balance
+        axes = {name: Axes(0, 1) for name in matrices}
+        if is_split("fsdp", context):
+            matrices, axes = _gathered_first(matrices, dims)
+        run = Run(axes, mlp, config, context)
+        return dropless(tokens, weights, matrices, order, run).reshape(x.shape), balance
     num_slots = num_experts * capacity
     places = places_of(order.expert * capacity + order.rank, kept, num_slots)
     arrived = exchange(send(tokens, places).reshape(num_experts, capacity, -1), context)
     factors = exchange(matched(weights, places).reshape(num_experts, capacity, 1), context)
     # All slots of the buffers are multiplied, filled or not.
     with jax.named_scope(f"needed_{min(weights.size, num_slots)}_of_{num_slots}"):
-        out = mlp(arrived, factors, matrices, partial(_batched, context=context))
+        out = mlp(arrived, factors, lambda x, name: _batched(x, matrices[name], context))
     out = exchange_back(out, context).reshape(num_slots, -1)
     return receive(out, places).reshape(x.shape), balance
+
+
+def _gathered_first(
+    matrices: dict[str, Array], dims: dict[str, tuple[str, ...]]
+) -> tuple[dict[str, Array], dict[str, Axes]]:
+    """Return matrices with the dimension along which they were gathered first, as the gather leaves them.
+
+    A kernel takes an array as it is given, so another order would be a copy.
+    """
+    places = {name: dims[name].index("embed") for name in matrices}
+    moved = {name: jnp.moveaxis(matrix, places[name], 0) for name, matrix in matrices.items()}
+    return moved, {name: Axes(1, 0 if place == 1 else 2) for name, place in places.items()}
 
 
 def _batched(x: Array, matrix: Any, context: Context) -> Array:
@@ -191,9 +208,9 @@ def _batched(x: Array, matrix: Any, context: Context) -> Array:
 def _mlp(
     x: Array,
     factors: Array,
-    matrices: dict[str, Any],
-    multiply: Callable[[Array, Any], Array],
+    multiply: Callable[[Array, str], Array],
     activation: Callable[[Array], Array],
+    is_gated: bool,
 ) -> Array:
     """Run the experts' MLPs on rows [..., embed]; over `tensor` return a partial sum.
 
@@ -205,10 +222,10 @@ def _mlp(
 
     def product(x: Array, name: str) -> Array:
         with jax.named_scope(name):
-            return multiply(x, matrices[name])
+            return multiply(x, name)
 
     up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), EXPERTS)
-    if "gate" in matrices:
+    if is_gated:
         gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_EXPERTS)
         hidden = activation(gate) * up
     else:

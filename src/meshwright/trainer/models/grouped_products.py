@@ -88,68 +88,87 @@ def tiles_of(counts: Int[Array, " experts"], num_tiles: int, tile: int) -> Tiles
     return Tiles(before.astype(jnp.int32).sum(axis=1), start.astype(jnp.int32))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped_product(x: Array, matrices: Array, tiles: Tiles, how: Grouping) -> Array:
+class Axes(NamedTuple):
+    """Say which axis of an array of matrices counts the experts, and which a product sums over."""
+
+    experts: int = 0
+    summed: int = 1
+
+    @property
+    def left(self) -> int:
+        """Return the axis of the product's results."""
+        return 3 - self.experts - self.summed
+
+    @property
+    def transposed(self) -> Axes:
+        """Return the axes for the product with the transposes of the matrices."""
+        return Axes(self.experts, self.left)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def grouped_product(x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes) -> Array:
     """Multiply each tile of `x` [rows, inputs] with the matrix of its expert, in the format of `x`.
 
     Args:
         x: the rows in tiles; those that fill nothing are zeros.
-        matrices: [experts, inputs, outputs]. They are rounded to the format of `x`. Their gradient has their
-            own format.
+        matrices: of three axes. They are rounded to the format of `x`. Their gradient has their own format.
         tiles: of rows.
         how: the sizes, and what computes.
+        axes: of the matrices.
 
     >>> import jax.numpy as jnp
     >>> how = Grouping(tile=2, rows=3, experts=2, by_kernel=None)
     >>> tiles = tiles_of(jnp.array([1, 2]), 2, how.tile)
     >>> x, matrices = jnp.array([[1.0], [0.0], [2.0], [3.0]]), jnp.array([[[10.0]], [[100.0]]])
-    >>> grouped_product(x, matrices, tiles, how)[:, 0].tolist()
+    >>> grouped_product(x, matrices, tiles, how, Axes())[:, 0].tolist()
     [10.0, 0.0, 200.0, 300.0]
     """
-    return _forward(x, matrices, tiles, how)[0]
+    return _forward(x, matrices, tiles, how, axes)[0]
 
 
-def _forward(x: Array, matrices: Array, tiles: Tiles, how: Grouping) -> tuple[Array, tuple[Any, ...]]:
-    y = by_matrix(x, matrices.astype(x.dtype), tiles, how, transposed=False)
-    return y, (x, matrices, tiles)
+def _forward(
+    x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes
+) -> tuple[Array, tuple[Any, ...]]:
+    return by_matrix(x, matrices.astype(x.dtype), tiles, how, axes), (x, matrices, tiles)
 
 
-def _backward(how: Grouping, saved: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, None]:
+def _backward(
+    how: Grouping, axes: Axes, saved: tuple[Any, ...], gradient: Array
+) -> tuple[Array, Array, None]:
     x, matrices, tiles = saved
-    d_x = by_matrix(gradient, matrices.astype(x.dtype), tiles, how, transposed=True)
-    return d_x, of_matrices(x, gradient, tiles, how, matrices.dtype), None
+    d_x = by_matrix(gradient, matrices.astype(x.dtype), tiles, how, axes.transposed)
+    return d_x, of_matrices(x, gradient, tiles, how, axes, matrices.dtype), None
 
 
 grouped_product.defvjp(_forward, _backward)
 
 
-def by_matrix(x: Array, matrices: Array, tiles: Tiles, how: Grouping, *, transposed: bool) -> Array:
-    """Multiply each tile of `x` with its expert's matrix, or with the transpose of it.
-
-    Tiles beyond the last row give zeros.
-    """
-    depth, columns = matrices.shape[2 if transposed else 1], matrices.shape[1 if transposed else 2]
+def by_matrix(x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes) -> Array:
+    """Multiply each tile of `x` with its expert's matrix. Tiles beyond the last row give zeros."""
+    depth, columns = matrices.shape[axes.summed], matrices.shape[axes.left]
     if how.by_kernel is not None and depth % LEAST_WIDTH == columns % LEAST_WIDTH == 0:
-        return _kernels().by_matrix(x, matrices, tiles, how, transposed)
-    rows = x.reshape(-1, how.tile, depth)
+        return _kernels().by_matrix(x, matrices, tiles, how, axes)
+    rows, stacked = x.reshape(-1, how.tile, depth), matrices.transpose(axes.experts, axes.summed, axes.left)
 
     def one(_: None, tile: tuple[Array, Array]) -> tuple[None, Array]:
         x, expert = tile
-        matrix = jax.lax.dynamic_index_in_dim(matrices, jnp.minimum(expert, how.experts - 1), keepdims=False)
-        return None, jax.lax.dot_general(x, matrix, (((1,), (1 if transposed else 0,)), ((), ())))
+        expert = jnp.minimum(expert, how.experts - 1)
+        return None, x @ jax.lax.dynamic_index_in_dim(stacked, expert, keepdims=False)
 
     _, y = jax.lax.scan(one, None, (rows, tiles.expert))
     return y.reshape(-1, columns)
 
 
-def of_matrices(x: Array, gradient: Array, tiles: Tiles, how: Grouping, dtype: jax.typing.DTypeLike) -> Array:
+def of_matrices(
+    x: Array, gradient: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
+) -> Array:
     """Return x[tile]^T gradient[tile], summed over the tiles of each expert, in `dtype`.
 
-    An expert without rows gets zeros.
+    An expert without rows gets zeros. The result has the axes of the matrices.
     """
     inputs, outputs = x.shape[1], gradient.shape[1]
     if how.by_kernel is not None and inputs % LEAST_WIDTH == outputs % LEAST_WIDTH == 0:
-        return _kernels().of_matrices(x, gradient, tiles, how, dtype)
+        return _kernels().of_matrices(x, gradient, tiles, how, axes, dtype)
     rows, gradients = x.reshape(-1, how.tile, inputs), gradient.reshape(-1, how.tile, outputs)
 
     def add(total: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -159,10 +178,9 @@ def of_matrices(x: Array, gradient: Array, tiles: Tiles, how: Grouping, dtype: j
         before = jax.lax.dynamic_index_in_dim(total, place, keepdims=False)
         return jax.lax.dynamic_update_index_in_dim(total, before + each, place, 0), None
 
-    total, _ = jax.lax.scan(
-        add, jnp.zeros((how.experts, inputs, outputs), jnp.float32), (rows, gradients, tiles.expert)
-    )
-    return total.astype(dtype)
+    start = jnp.zeros((how.experts, inputs, outputs), jnp.float32)
+    total, _ = jax.lax.scan(add, start, (rows, gradients, tiles.expert))
+    return jnp.moveaxis(total, (0, 1, 2), (axes.experts, axes.summed, axes.left)).astype(dtype)
 
 
 def _kernels() -> Any:
