@@ -115,7 +115,7 @@ def ours(name: str, capability: tuple[int, int], gathered: bool) -> dict[str, An
 def distance(
     x: jax.Array, matrices: jax.Array, gradient: jax.Array, tiles: Tiles, how: Grouping, axes: Axes
 ) -> float:
-    """Return the largest distance of our kernels from the loop over tiles, as a share of the largest number."""
+    """Return the largest distance of our kernels from the loop over tiles, over the largest number."""
 
     def all_three(how: Grouping) -> list[jax.Array]:
         return jax.jit(
