@@ -34,10 +34,17 @@ from _published_stacks import is_reduction
 from scipy.stats import t
 
 from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
-from meshwright.measure._traces import MESSAGES
-from meshwright.predict import RECOMPUTED, class_of, machine_of, rates_digest
-from meshwright.predict._factors import TAIL, Before, Factors
-from meshwright.predict._rates import before_of
+from meshwright.measure import MESSAGES
+from meshwright.predict import (
+    RECOMPUTED,
+    TAIL,
+    Before,
+    Factors,
+    before_of,
+    class_of,
+    machine_of,
+    rates_digest,
+)
 from meshwright.units import aligned
 
 # The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`: all

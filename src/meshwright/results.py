@@ -28,7 +28,7 @@ from .units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from .eager import EagerAccount
-    from .measure._reconciliation import Measurement, Reconciliation, Row
+    from .measure import Measurement, Reconciliation, Row
     from .planning import HandSum
 
 WEIGHING_SCHEMA = 7

@@ -9,8 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from calibrated_score import best_known, calibrated, exposed_of, noise_of, recomputed_of, scores_of
 
 from meshwright.hardware import Fleet
-from meshwright.predict import machine_of
-from meshwright.predict._rates import before_of
+from meshwright.predict import before_of, machine_of
 
 
 def row(number, ratio, *, standard=True, notes=(), devices=8, source="a"):

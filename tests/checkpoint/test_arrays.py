@@ -13,10 +13,17 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.trainer.checkpoint import Checkpoints, Found, newest_checkpoint, restore
+from meshwright.trainer.checkpoint import (
+    MANIFEST,
+    MANIFEST_HASH,
+    Checkpoints,
+    Found,
+    hash_line,
+    newest_checkpoint,
+    restore,
+)
 from meshwright.trainer.checkpoint import _stored_arrays as _arrays
 from meshwright.trainer.checkpoint._checkpoints import take_part, write_part
-from meshwright.trainer.checkpoint._manifest import MANIFEST, MANIFEST_HASH, hash_line
 from meshwright.trainer.checkpoint._stored_arrays import (
     HostArray,
     box_of,

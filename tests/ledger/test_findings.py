@@ -8,8 +8,8 @@ import pytest
 from meshwright import weigh
 from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
-from meshwright.ledger import executions_of, traffic_of
-from meshwright.ledger._findings import Replication, axes_of_sharding, findings_of
+from meshwright.ledger import executions_of, findings_of, traffic_of
+from meshwright.ledger._findings import Replication, axes_of_sharding
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HOST = Fleet.parse("8xH100")

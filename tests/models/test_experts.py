@@ -13,7 +13,7 @@ from meshwright.config import TransformerModel
 from meshwright.trainer.models import Parameter
 from meshwright.trainer.models.experts import expert_mlp, expert_parameters, places_of, route
 from meshwright.trainer.models.transformer import Transformer
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

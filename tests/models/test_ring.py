@@ -16,7 +16,7 @@ from meshwright.trainer.models.attention import Shape, in_ring_order, kernel_att
 from meshwright.trainer.models.attention_blocks import Blocks
 from meshwright.trainer.models.gathered_attention import part_sizes
 from meshwright.trainer.models.transformer import Transformer
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 from tests.rounding import rounding_of
 
 pytestmark = pytest.mark.quick

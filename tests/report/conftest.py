@@ -17,7 +17,7 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.measure._reconciliation import Measurement, Percentiles
+from meshwright.measure import Measurement, Percentiles
 from meshwright.planned import Plan, Planned
 from meshwright.planning import settings_words
 from meshwright.predict import Help, Interval, Prediction, Slice

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.ledger import Finding
-from meshwright.measure._reconciliation import Reconciliation, Row
-from meshwright.report import page_of, write_report, write_sweep
+from meshwright.measure import Reconciliation, Row
+from meshwright.report import page_of, read_run, write_report, write_sweep
 from meshwright.report._model import Document
 from meshwright.report._render import page as html_of
-from meshwright.report._run_files import read_run
 from meshwright.results import WEIGHING_SCHEMA, Change, Changes, Sweep, SweepRun
 
 pytestmark = pytest.mark.once

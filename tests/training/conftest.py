@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
-from meshwright.measure._reconciliation import Measurement
+from meshwright.measure import Measurement
 from meshwright.trainer.data import open_data
 from meshwright.trainer.loop import Event, RunFolder, RunRequest, devices_of, run_training
 from meshwright.trainer.loop import _training_run as _run

@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.config import load_config
 from meshwright.trainer.data import open_data
+from meshwright.trainer.loop import batches_ahead
 from meshwright.trainer.loop._interruptions import put
-from meshwright.trainer.loop._loop import Feed, _can_pin, batches_ahead, rows_held
+from meshwright.trainer.loop._loop import Feed, _can_pin, rows_held
 
 
 def test_batches_come_in_order():

@@ -11,9 +11,8 @@ import pytest
 
 from meshwright.config import FaultConfig
 from meshwright.trainer.launch import Alone, noting_signals
-from meshwright.trainer.loop import RunFolder
-from meshwright.trainer.loop._interface import PhaseClock
-from meshwright.trainer.loop._interruptions import Agreement, Watchdog, stop_at_once
+from meshwright.trainer.loop import PhaseClock, RunFolder, Watchdog
+from meshwright.trainer.loop._interruptions import Agreement, stop_at_once
 
 pytestmark = pytest.mark.quick
 

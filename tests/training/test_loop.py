@@ -12,12 +12,18 @@ from meshwright.config import Layout, RunConfig, load_config, overridden
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.sharding import mesh_of
 from meshwright.trainer.data import ALL, RegressionRows, open_data
-from meshwright.trainer.loop import CheckpointSaved, Noticed, StepDone
-from meshwright.trainer.loop._interface import PhaseClock
-from meshwright.trainer.loop._interruptions import Watchdog
-from meshwright.trainer.loop._loop import Feed, Loop, Saving
-from meshwright.trainer.loop._programs import compile_programs
-from meshwright.trainer.loop._recording import Recorder, RunWriter, metrics_of
+from meshwright.trainer.loop import (
+    CheckpointSaved,
+    Noticed,
+    PhaseClock,
+    Saving,
+    StepDone,
+    Watchdog,
+    compile_programs,
+    metrics_of,
+)
+from meshwright.trainer.loop._loop import Feed, Loop
+from meshwright.trainer.loop._recording import Recorder, RunWriter
 from meshwright.trainer.loop._run_folder import about_of
 
 pytestmark = pytest.mark.quick

@@ -26,6 +26,7 @@ from meshwright.trainer.loop import (
     RunFolder,
     StepDone,
     _recording,
+    metrics_of,
 )
 from meshwright.trainer.loop._recording import (
     BadSteps,
@@ -33,7 +34,6 @@ from meshwright.trainer.loop._recording import (
     RunWriter,
     Spikes,
     first_bad_tensor,
-    metrics_of,
     what_is_bad,
 )
 from meshwright.trainer.loop._run_folder import Writes

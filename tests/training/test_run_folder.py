@@ -14,14 +14,8 @@ from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Checkpoints, Found
 from meshwright.trainer.checkpoint._manifest import Manifest
 from meshwright.trainer.launch import Alone
-from meshwright.trainer.loop import RunFolder, config_of
-from meshwright.trainer.loop._run_folder import (
-    about_complaint,
-    about_of,
-    changes_since,
-    check_shared,
-    last_recorded_step,
-)
+from meshwright.trainer.loop import RunFolder, config_of, last_recorded_step
+from meshwright.trainer.loop._run_folder import about_complaint, about_of, changes_since, check_shared
 
 LINEAR = load_config("linear")
 NONE = load_config("linear", ["checkpoint.every_steps=none"])

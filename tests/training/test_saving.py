@@ -6,9 +6,7 @@ import pytest
 from meshwright.config import CheckpointConfig
 from meshwright.errors import InputError
 from meshwright.trainer.launch import Peers
-from meshwright.trainer.loop import CheckpointSaved, RunFolder
-from meshwright.trainer.loop._interface import PhaseClock
-from meshwright.trainer.loop._loop import Saving
+from meshwright.trainer.loop import CheckpointSaved, PhaseClock, RunFolder, Saving
 from tests.launch.test_peers import each as each_of
 
 pytestmark = pytest.mark.quick

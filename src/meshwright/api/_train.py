@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
 from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
 from meshwright.extras import check_installed
-from meshwright.measure import doubt_calibration, measured_runs_for
-from meshwright.measure._reconciliation import Measurement, Reconciliation, first_steps
-from meshwright.measure._reconciliation import reconcile as compared
+from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
+from meshwright.measure import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
 from meshwright.registry import registered
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore

@@ -173,7 +173,7 @@ def _run_to_plan(config: str, data: str | None, common: dict[str, Any], emit: st
     """
     if ":" in config and not Path(config).exists():
         return None
-    from meshwright.api._planned_run import run_to_write
+    from meshwright.api import run_to_write
 
     tokens = common["run"].tokens
     run, notes = run_to_write(config, data, common["overrides"], tokens, for_job=emit is not None)

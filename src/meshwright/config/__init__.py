@@ -10,6 +10,7 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
+    from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES
@@ -33,7 +34,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import Overrides as Overrides
     from ._load import config_schema as config_schema
     from ._load import keys_named as keys_named
+    from ._load import known_keys as known_keys
     from ._load import load_config as load_config
+    from ._load import names_elsewhere as names_elsewhere
     from ._load import overridden as overridden
     from ._load import override_pairs as override_pairs
     from ._load import preset_about as preset_about
@@ -41,6 +44,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import text_reading as text_reading
     from ._load import trainable as trainable
     from ._load import value_meant as value_meant
+    from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import TARGETS as TARGETS
     from ._lora import LoraConfig as LoraConfig
