@@ -78,8 +78,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._reference import key_docs as key_docs
     from ._reference import reference_page as reference_page
     from ._remat import NAMED_REMAT as NAMED_REMAT
+    from ._remat import POLICIES as POLICIES
     from ._remat import RESULTS as RESULTS
     from ._remat import SAVE as SAVE
+    from ._remat import SEARCHED_REMAT as SEARCHED_REMAT
     from ._remat import in_order as in_order
     from ._remat import results_of as results_of
     from ._remat import saved_results as saved_results

@@ -31,15 +31,10 @@ from meshwright.predict import Machine, attention_seconds
 
 from ._messages import collective_of
 from ._remat_values import (
-    ALTERNATE_DOTS,
-    BLOCKS_UNDER,
-    DOTS,
-    FULL,
-    NONE,
     is_list,
     keeps,
     kept_of,
-    kinds,
+    share_repeating,
     unlisted_products,
 )
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
@@ -52,8 +47,9 @@ MOST_DEVICES = 10**6
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
 
 # Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
-# of the MLP's hidden width, and of the heads' width. These, the constants below and KEPT_BYTES were read off
-# 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores others.
+# of the MLP's hidden width, and of the heads' width. These, the constants below and the `kept_bytes` of
+# policies were read off 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed 14);
+# it scores others.
 FORWARD_BYTES = (16.0, 8.0, 8.0)
 BACKWARD_BYTES = (32.0, 20.0, 12.0)
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
@@ -141,7 +137,6 @@ class Form:
         self.replicas = candidates.num_replicas.astype(float)
         self.micro = candidates.microbatch.astype(float)
         self.remat = candidates.settings["remat"]
-        self.under = BLOCKS_UNDER[kinds(self.remat)]
         self.offload = candidates.settings["offload"]
         self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context > 1)
         self.length = float(config.batch.sequence_length)
@@ -350,7 +345,7 @@ class Form:
             "memory-bound": light * (1 + again * repeats["light"]) + heavy + kept + merged,
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
-        in_pipeline = (self.stage > 1) & (self.under[:, FULL] < 1)
+        in_pipeline = (self.stage > 1) & (self._again("products") < 1)
         over = self._is_over_memory
         exposed = np.where(over, 1.0, EXPOSED)
         messages = self._tensor_messages()
@@ -469,15 +464,16 @@ class Form:
     def _repeats(self) -> dict[str, Numbers]:
         """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
         down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
-        full = self.under[:, FULL] * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
-        products = full + self.under[:, ALTERNATE_DOTS] * self._second_products()
+        full = self._again("products") * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
+        products = full + self._again("second products") * self._second_products()
         return {
             "matmul": products + unlisted_products(self.remat, *self._sizes_of_products),
-            "attention": self.under[:, DOTS]
-            + self.under[:, FULL]
-            + (is_list(self.remat) & ~keeps(self.remat, "context")),
-            "light": 1 - self.under[:, NONE],
+            "attention": self._again("attention") + (is_list(self.remat) & ~keeps(self.remat, "context")),
+            "light": self._again("light") + is_list(self.remat),
         }
+
+    def _again(self, work: str) -> Numbers:
+        return share_repeating(self.remat, work)
 
     def _second_products(self) -> Any:
         """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
@@ -592,7 +588,7 @@ class Form:
         def in_pipeline(constant: float, excess: float, share: float, of_stages: float) -> Numbers:
             return constant + excess * np.maximum(0.0, ratio - share) + of_stages * alone
 
-        is_full, over = self.under[:, FULL] == 1, self._is_over_memory
+        is_full, over = self._again("products") == 1, self._is_over_memory
         whole = FORWARD_AND_BACKWARD + repeats
         kept = np.where(over, PASSES_IN_PIPELINE, in_pipeline(*KEPT_IN_PIPELINE))
         full = np.where(over, whole, in_pipeline(*FULL_IN_PIPELINE))
