@@ -245,7 +245,7 @@ class TransformerModel(ModelKind):
     Effect: that of `router_groups`, which needs it. Unit: groups"""
     capacity_factor: OptionalPositiveFloat = None
     """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
-    Effect: larger factors pad more and drop less; `none` drops nothing and pads most. Unit: fair shares"""
+    Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
