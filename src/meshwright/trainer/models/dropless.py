@@ -24,7 +24,16 @@ from meshwright.sharding import axis_size
 
 from ._base_model import Context
 from .expert_rows import Order, Places, exchange, exchange_back, is_split, matched, places_of, receive, send
-from .grouped_products import Axes, Grouping, Tiles, grouped_product, grouping_for, tiles_for, tiles_of
+from .grouped_products import (
+    Axes,
+    Grouping,
+    Tiles,
+    grouped_fp8_product,
+    grouped_product,
+    grouping_for,
+    tiles_for,
+    tiles_of,
+)
 
 Matrices = dict[str, Any]
 LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
@@ -63,7 +72,8 @@ class Run(NamedTuple):
         """Run the experts on rows in tiles."""
 
         def multiply(x: Array, name: str) -> Array:
-            return grouped_product(x, matrices[name], tiles, how, self.axes[name])
+            product = grouped_fp8_product if self.context.fp8 else grouped_product
+            return product(x, matrices[name], tiles, how, self.axes[name])
 
         executed = x.shape[0] if how.by_kernel is None else how.executed
         with jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}"):

@@ -29,7 +29,7 @@ from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
 from ._base_model import RESIDUAL, Context, Parameter
 from .dropless import Run, dropless
-from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
+from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
 from .grouped_products import Axes
 from .loss import Balance
@@ -173,6 +173,8 @@ def _on_one_device(
         axes = {name: Axes(0, 1) for name in matrices}
         if is_split("fsdp", context):
             matrices, axes = _gathered_first(matrices, dims)
+        elif context.fp8:
+            matrices = {name: narrowed(w, context.dtype) for name, w in matrices.items()}
         run = Run(axes, mlp, config, context)
         return dropless(tokens, weights, matrices, order, run).reshape(x.shape), balance
     num_slots = num_experts * capacity
@@ -187,14 +189,20 @@ def _on_one_device(
 
 
 def _gathered_first(
-    matrices: dict[str, Array], dims: dict[str, tuple[str, ...]]
-) -> tuple[dict[str, Array], dict[str, Axes]]:
+    matrices: dict[str, Any], dims: dict[str, tuple[str, ...]]
+) -> tuple[dict[str, Any], dict[str, Axes]]:
     """Return matrices with the dimension along which they were gathered first, as the gather leaves them.
 
     A kernel takes an array as it is given, so another order would be a copy.
     """
     places = {name: dims[name].index("embed") for name in matrices}
-    moved = {name: jnp.moveaxis(matrix, places[name], 0) for name, matrix in matrices.items()}
+
+    def first(name: str, matrix: Any) -> Any:
+        if isinstance(matrix, NarrowMatrix):
+            return NarrowMatrix(first(name, matrix.values), matrix.scale, first(name, matrix.stand_in))
+        return jnp.moveaxis(matrix, places[name], 0)
+
+    moved = {name: first(name, matrix) for name, matrix in matrices.items()}
     return moved, {name: Axes(1, 0 if place == 1 else 2) for name, place in places.items()}
 
 

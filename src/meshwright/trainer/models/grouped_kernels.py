@@ -75,17 +75,23 @@ def _cost(how: Grouping, inputs: int, outputs: int, x: Array) -> pl.CostEstimate
     )
 
 
-def by_matrix(x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes) -> Array:
-    """Multiply each tile of `x` with its expert's matrix; the tiles beyond the last row give zeros."""
+def by_matrix(
+    x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
+) -> Array:
+    """Multiply each tile of `x` with its expert's matrix; the tiles beyond the last row give zeros.
+
+    `x` and the matrices have one format. The sums are rounded to `dtype`.
+    """
     depth, columns = matrices.shape[axes.summed], matrices.shape[axes.left]
     block = _fitted(_blocks(how).by_matrix, columns, depth)
     num_tiles = x.shape[0] // how.tile
     call = pl.pallas_call(
         partial(_by_matrix, how=how, axes=axes, block=block, num_tiles=num_tiles),
-        out_shape=jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype),
+        out_shape=jax.ShapeDtypeStruct((x.shape[0], columns), dtype),
         grid=(num_tiles * (columns // block.columns),),
         cost_estimate=_cost(how, depth, columns, x),
         compiler_params=plgpu.CompilerParams(num_warps=block.warps, num_stages=block.stages),
+        interpret=how.interpret,
         name="experts_by_transpose" if axes.summed > axes.left else "experts_by_matrix",
     )
     return call(tiles.expert, x, matrices)
@@ -137,26 +143,35 @@ def _place(program: Array, num_tiles: int, num_columns: int) -> tuple[Array, Arr
 def of_matrices(
     x: Array, gradient: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
 ) -> Array:
-    """Return x[tile]^T gradient[tile], summed over the tiles of each expert, in `dtype`."""
+    """Return x[tile]^T gradient[tile], summed over the tiles of each expert, in `dtype`.
+
+    If one of them has eight bits, it is multiplied in the format of the other.
+    """
     if axes.summed > axes.left:  # the transpose, of which the rows of the result are the first axis
         x, gradient, axes = gradient, x, axes.transposed
     inputs, outputs = x.shape[1], gradient.shape[1]
     block = _fitted(_blocks(how).of_matrices, outputs, inputs)
     sizes = _index(axes, how.experts, inputs, outputs)
+    is_narrow = x.dtype.itemsize < gradient.dtype.itemsize
     call = pl.pallas_call(
-        partial(_of_matrices, how=how, axes=axes, block=block),
+        partial(_of_matrices, how=how, axes=axes, block=block, gradient_first=is_narrow),
         out_shape=jax.ShapeDtypeStruct(sizes, dtype),
         grid=(inputs // block.depth, outputs // block.columns, how.experts),
         cost_estimate=_cost(how, inputs, outputs, x),
         compiler_params=plgpu.CompilerParams(num_warps=block.warps, num_stages=block.stages),
+        interpret=how.interpret,
         name="experts_of_matrices",
     )
-    return call(tiles.start, x, gradient)
+    # The operand in whose format the kernel multiplies comes first: the ledger takes it for the kernel's.
+    return call(tiles.start, gradient, x) if is_narrow else call(tiles.start, x, gradient)
 
 
 def _of_matrices(
-    start_ref: Any, x_ref: Any, gradient_ref: Any, out_ref: Any, *, how: Grouping, axes: Axes, block: Block
-) -> None:
+    start_ref: Any, x_ref: Any, gradient_ref: Any, out_ref: Any, *,
+    how: Grouping, axes: Axes, block: Block, gradient_first: bool,
+) -> None:  # fmt: skip
+    if gradient_first:
+        x_ref, gradient_ref = gradient_ref, x_ref
     row, column, expert = (pl.program_id(axis) for axis in range(3))
     inputs, outputs = pl.ds(row * block.depth, block.depth), pl.ds(column * block.columns, block.columns)
     size = min(STEP, how.tile)
@@ -164,7 +179,9 @@ def _of_matrices(
 
     def step(i: Array, total: Array) -> Array:
         rows = pl.ds(i * size, size)
-        return total + _dot(x_ref[rows, inputs], gradient_ref[rows, outputs], 0, 0)
+        x, gradient = x_ref[rows, inputs], gradient_ref[rows, outputs]
+        wide = jnp.promote_types(*(jnp.bfloat16 if a.dtype.itemsize == 1 else a.dtype for a in (x, gradient)))
+        return total + _dot(x.astype(wide), gradient.astype(wide), 0, 0)
 
     start = jnp.zeros((block.depth, block.columns), jnp.float32)
     total = jax.lax.fori_loop(start_ref[expert] * steps, start_ref[expert + 1] * steps, step, start)
