@@ -412,7 +412,7 @@ def test_evaluation_and_steps_change_what_training_does(tmp_path):
         known = {"config": config, "fleet": fleet, "layout": layout, "devices": devices, "folder": folder}
         known |= {"dataset": open_data(config)}
         with closing(folder):
-            folder.make()
+            folder.create()
             return run_training(RunRequest(**known, steps=steps))[0]
 
     base = run("base")

@@ -64,8 +64,8 @@ def _train(config: RunConfig, folder: Path, **fields: Any) -> tuple[Measurement,
     """The measurement and the final state of a run, whose folder is then free for another."""
     request = _request(config, folder, **fields)
     with closing(request.folder) as held:
-        held.look(config)
-        held.make()
+        held.validate_resume(config)
+        held.create()
         return run_training(request)
 
 

@@ -22,7 +22,7 @@ from meshwright.trainer.loop import (
     compile_programs,
     metrics_of,
 )
-from meshwright.trainer.loop._loop import Feed, Loop
+from meshwright.trainer.loop._loop import BatchLoader, Loop
 from meshwright.trainer.loop._recording import Recorder, RunWriter
 from meshwright.trainer.loop._run_folder import about_of
 
@@ -195,7 +195,7 @@ def test_rollback_goes_back_to_the_checkpoint_and_reads_other_batches(tmp_path, 
     assert steps == [*range(1, 9), 7, 8, 9, 10]
     (said,) = [event.message for event in events if isinstance(event, Noticed)]
     assert "back to step 6; the batches since then are left out" in said
-    state, feed = programs.init(np.uint32(LINEAR.seed)), Feed(open_data(LINEAR), programs.built.batch)
+    state, feed = programs.init(np.uint32(LINEAR.seed)), BatchLoader(open_data(LINEAR), programs.built.batch)
     for index in [*range(6), 8, 9, 10, 11]:  # by hand: these batches and no others
         state, _ = programs.step(state, feed.batch(index))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(loop.state), strict=True):

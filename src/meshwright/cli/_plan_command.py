@@ -188,7 +188,7 @@ def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) ->
 
     They come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
     """
-    from meshwright.shown import write_result
+    from meshwright.reportable import write_result
 
     write_result(toml, made.to_toml())
     if emit is not None:
