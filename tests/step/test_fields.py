@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.config import Layout, RunConfig, load_config
-from meshwright.config._load import variants
+from meshwright.config import Layout, RunConfig, load_config, variants
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
@@ -413,7 +412,7 @@ def test_evaluation_and_steps_change_what_training_does(tmp_path):
         known = {"config": config, "fleet": fleet, "layout": layout, "devices": devices, "folder": folder}
         known |= {"dataset": open_data(config)}
         with closing(folder):
-            folder.make()
+            folder.create()
             return run_training(RunRequest(**known, steps=steps))[0]
 
     base = run("base")

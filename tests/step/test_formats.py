@@ -91,16 +91,16 @@ def test_weighed_a_state_in_16_bits_is_half_of_one_in_32():
     )
     numbers = wide.compiled.num_parameters
     assert held[0] - held[1] == 2 * (numbers - vectors) + 2 * 2 * numbers
-    assert narrow.hand_sum is not None
-    assert "in bf16 where the rule counts fp32" in narrow.hand_sum.rows[0].why
+    assert narrow.rule_of_thumb is not None
+    assert "in bf16 where the rule counts fp32" in narrow.rule_of_thumb.rows[0].why
 
 
 def test_the_rule_counts_muons_moments_in_16_bits_too():
     """They have no rule of thumb: the numbers are those of the program's arguments."""
     muon = [*SHORT, *PURE, "optimizer.kind=muon"]
     weighed = mw.weigh("bytes-nano", on="1xH100", overrides=muon)
-    assert weighed.hand_sum is not None
-    assert weighed.hand_sum.optimizer_state > weighed.compiled.num_parameters
+    assert weighed.rule_of_thumb is not None
+    assert weighed.rule_of_thumb.optimizer_state > weighed.compiled.num_parameters
 
 
 @pytest.mark.parametrize(

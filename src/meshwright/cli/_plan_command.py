@@ -173,7 +173,7 @@ def _run_to_plan(config: str, data: str | None, common: dict[str, Any], emit: st
     """
     if ":" in config and not Path(config).exists():
         return None
-    from meshwright.api._planned_run import run_to_write
+    from meshwright.api import run_to_write
 
     tokens = common["run"].tokens
     run, notes = run_to_write(config, data, common["overrides"], tokens, for_job=emit is not None)
@@ -188,7 +188,7 @@ def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) ->
 
     They come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
     """
-    from meshwright.shown import write_result
+    from meshwright.reportable import write_result
 
     write_result(toml, made.to_toml())
     if emit is not None:

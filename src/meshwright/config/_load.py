@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.files import parsed_toml, read_json, read_toml, reason
 
+from ._remat import POLICIES
 from ._run_config import RunConfig
 from ._section import PROBLEMS, Problem, Section, input_error, is_table
 from ._transformer import TransformerModel
@@ -419,6 +420,7 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
 def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
     """Return other programs' names for each key, and their names for its values."""
     tables = tomllib.loads((_HERE / "names_elsewhere.toml").read_text("utf-8"))
+    tables["values"]["remat"] |= {name: policy.elsewhere for name, policy in POLICIES.items()}
     keys = {key: names.split() for key, names in tables["keys"].items()}
     values = {
         key: {name: value for value, names in of_key.items() for name in names.split()}

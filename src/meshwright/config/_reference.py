@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ._key_texts import texts_of
 from ._load import known_keys, names_elsewhere, variants
-from ._remat import Choices
+from ._remat import Choices, policies_in_words
 from ._run_config import RunConfig
 from ._section import LARGEST, PositiveFloat, is_table
 
@@ -92,7 +92,7 @@ def key_docs() -> tuple[KeyDoc, ...]:
 
 
 def _doc(section: str, kind: str, key: str, field: FieldInfo, text: str) -> KeyDoc:
-    text = re.sub(r"\s+", " ", text)
+    text = re.sub(r"\s+", " ", text).replace("{policies}", policies_in_words())
     said, *labelled = re.split(r"\b(Effect|Unit|Default): ", text)
     labels = dict(zip(labelled[::2], map(str.strip, labelled[1::2]), strict=True))
     summary, _, more = said.strip().partition(". ")

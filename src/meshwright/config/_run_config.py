@@ -425,10 +425,8 @@ class RunConfig(Section):
     Effect: what each device holds and sends: [layouts](../explanation/layouts.md)."""
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     """Results that a block keeps for the backward pass.
-    The others are computed again. `none` keeps every intermediate result, `dots` those of products,
-    `dots-attention` those and attention's, `alternate-dots` attention's and those of every second product,
-    `full` only the block's input, `full-every-N` only the input of every N-th block: the others are under
-    `dots-attention`. `save:` and a list keeps the results that it names, and the block's input:
+    The others are computed again. {policies}, `full-every-N` only the input of every N-th block: the others
+    are under `dots-attention`. `save:` and a list keeps the results that it names, and the block's input:
     `save:query,key,value`.
     Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
     [Whose each is](../explanation/how-weighing-works.md#rematerialisation).

@@ -66,15 +66,10 @@ from ._fitted import (
 )
 from ._messages import seconds_of
 from ._remat_values import (
-    ALTERNATE_DOTS,
-    BLOCKS_UNDER,
-    DOTS,
-    FULL,
-    NONE,
     is_list,
     keeps,
     kept_of,
-    kinds,
+    share_repeating,
     unlisted_products,
 )
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
@@ -137,7 +132,6 @@ class Form:
         self.replicas = candidates.num_replicas.astype(float)
         self.micro = candidates.microbatch.astype(float)
         self.remat = candidates.settings["remat"]
-        self.under = BLOCKS_UNDER[kinds(self.remat)]
         self.offload = candidates.settings["offload"]
         self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context * self.expert > 1)
         # The devices that gather what is no expert, in each pass.
@@ -360,7 +354,7 @@ class Form:
             "memory-bound": light * (1 + again * repeats["light"]) + heavy + kept + merged,
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
-        in_pipeline = (self.stage > 1) & (self.under[:, FULL] < 1)
+        in_pipeline = (self.stage > 1) & (self._again("products") < 1)
         over = self._is_over_memory
         exposed = np.where(over, 1.0, EXPOSED)
         messages = self._tensor_messages()
@@ -485,15 +479,16 @@ class Form:
     def _repeats(self) -> dict[str, Numbers]:
         """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
         down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
-        full = self.under[:, FULL] * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
-        products = full + self.under[:, ALTERNATE_DOTS] * self._second_products()
+        full = self._again("products") * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
+        products = full + self._again("second products") * self._second_products()
         return {
             "matmul": products + unlisted_products(self.remat, *self._sizes_of_products),
-            "attention": self.under[:, DOTS]
-            + self.under[:, FULL]
-            + (is_list(self.remat) & ~keeps(self.remat, "context")),
-            "light": 1 - self.under[:, NONE],
+            "attention": self._again("attention") + (is_list(self.remat) & ~keeps(self.remat, "context")),
+            "light": self._again("light") + is_list(self.remat),
         }
+
+    def _again(self, work: str) -> Numbers:
+        return share_repeating(self.remat, work)
 
     def _second_products(self) -> Any:
         """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
@@ -615,7 +610,7 @@ class Form:
         def in_pipeline(constant: float, excess: float, share: float, of_stages: float) -> Numbers:
             return constant + excess * np.maximum(0.0, ratio - share) + of_stages * alone
 
-        is_full, over = self.under[:, FULL] == 1, self._is_over_memory
+        is_full, over = self._again("products") == 1, self._is_over_memory
         whole = FORWARD_AND_BACKWARD + repeats
         kept = np.where(over, PASSES_IN_PIPELINE, in_pipeline(*KEPT_IN_PIPELINE))
         full = np.where(over, whole, in_pipeline(*FULL_IN_PIPELINE))

@@ -27,6 +27,7 @@ from meshwright.config import (
     NAMED_REMAT,
     PARAMETER_RULES,
     RESULTS,
+    SEARCHED_REMAT,
     Layout,
     RunConfig,
     SGDOptimizer,
@@ -58,7 +59,6 @@ SETTINGS: Mapping[str, Sequence[str]] = {
 # Unless `fix` or `vary` names others. The list keeps attention and its products, and repeats the MLP.
 # More policies would leave too many kinds of candidates to try: with six, and estimates that are off by 15 %
 # for each kind, twenty compilations missed the best by 4 % on average, with these four by 1 %.
-SEARCHED_REMAT = ("none", "dots-attention", "save:query,key,value,context,out", "full")
 MICROBATCH, INNER = "microbatch", "inner"
 KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)
 """Everything that `fix` and `vary` may name."""

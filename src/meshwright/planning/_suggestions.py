@@ -3,7 +3,7 @@
 Suggestions use only settings and values that the configuration accepts. A saving in bytes is promised only
 for the state, which divides exactly. Weighing again shows the others.
 
-The rule, or hand sum, is 4 x (parameters + activations + gradients + optimizer state). Source: Stanford's
+The rule of thumb is 4 x (parameters + activations + gradients + optimizer state). Source: Stanford's
 CS336, lecture 2. Counted: everything in float32, one activation for each output of a layer (batch x width x
 layers), and as many gradients as parameters. Not counted: the batch, logits and loss, gathered copies, what
 layers keep in addition to their outputs, communication buffers.
@@ -251,7 +251,7 @@ class HandRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandSum:
+class RuleOfThumb:
     """The rule's counts of numbers over the whole fleet; `rule` says how activations were counted."""
 
     parameters: int
@@ -271,8 +271,8 @@ class HandSum:
         return {**dataclasses.asdict(self), "total_bytes": self.total_bytes}
 
 
-def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> HandSum:
-    """Return the hand sum of a run; its rows compare it with the compiled program's bytes of one device.
+def rule_of_thumb(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> RuleOfThumb:
+    """Return the rule of thumb of a run; its rows compare it with the compiled program's bytes of one device.
 
     Every reason comes from the arguments' shards, the ledger's buffers and timeline, or the configuration.
     """
@@ -282,7 +282,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     moments = _moments(config, compiled.arguments)
     total = 2 * parameters + activations + moments
     rows = _RuleRows(config, compiled, memory)
-    return HandSum(
+    return RuleOfThumb(
         parameters=parameters,
         activations=activations,
         gradients=parameters,

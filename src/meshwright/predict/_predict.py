@@ -31,7 +31,7 @@ from meshwright.units import format_bytes, format_seconds
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
 from ._kernel_prices import Order, head_size_of
-from ._prediction_records import Help, Interval, Prediction, Slice
+from ._prediction_records import Interval, Prediction, Slice, Speedup
 from ._rate_files import provenance, runs
 from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
 from ._sources import words_of
@@ -549,7 +549,7 @@ def what_helps(
     walked: Walked,
     prices: Prices,
     schedule: Schedule | None = None,
-) -> tuple[Help, ...]:
+) -> tuple[Speedup, ...]:
     """Return the changes, then the bounds, the largest saving of each first.
 
     Args:
@@ -565,18 +565,18 @@ def what_helps(
     return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))
 
 
-def _hidden(again: _Again) -> Iterator[Help]:
+def _hidden(again: _Again) -> Iterator[Speedup]:
     walked = again.walked
     exposed = {axes for name, axes in walked.transfers.items() if walked.exposed.get(name)}
     for axes in sorted(exposed):
-        yield Help(
+        yield Speedup(
             what=f"no waiting for collectives over {axes}",
             saving_seconds=again.saving(Variation(hidden=axes)),
             certainty="bound: all of them hidden behind computation, or gone",
         )
 
 
-def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
+def _order(again: _Again, fleet: Fleet) -> Iterator[Speedup]:
     """Yield the fastest order of the layout's axes, if it is not the present one."""
     axes = [(name, size) for name, size in again.walks.schedule.mesh_axes if size > 1]
     if fleet.num_domains == 1 or fleet.domain == "slice":
@@ -593,7 +593,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     if best is None:
         return
     layout = ",".join(f"{axes[place][0]}={axes[place][1]}" for place in best)
-    yield Help(
+    yield Speedup(
         what=f"the order of the axes {layout}",
         saving_seconds=least,
         change=f"--layout {layout}",
@@ -602,7 +602,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     )
 
 
-def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
+def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Speedup]:
     """Yield the bound without recomputation."""
     schedule = again.walks.schedule
 
@@ -615,27 +615,27 @@ def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     else:
         free = memory.usable_bytes - memory.reserved_bytes - memory.allowance_bytes
         room = f"{format_bytes(free)} are free" if free > 0 else "no memory is free"
-    yield Help(
+    yield Speedup(
         what="nothing computed again in the backward pass",
         saving_seconds=again.saving(Variation(skips=skips)),
         certainty=f"bound: writing and reading the values kept instead is not counted; {room}",
     )
 
 
-def _narrowed(again: _Again) -> Iterator[Help]:
+def _narrowed(again: _Again) -> Iterator[Speedup]:
     if "bf16" not in again.walks.machine.peak_flops_per_second:
         return
     narrow, wide = replace(again.walks.machine, narrow_products=True), again.walks.schedule.multiplies_in
     prices = {key: price for key, price in again.walks.prices.items() if not wide(key, "fp32")}
-    yield Help(
+    yield Speedup(
         what="products of float32 in bf16",
         saving_seconds=again.saving_on(narrow, prices),
         certainty="bound: operands and results of half the bytes, casts not counted",
     )
 
 
-def _without_gaps(again: _Again) -> Iterator[Help]:
-    yield Help(
+def _without_gaps(again: _Again) -> Iterator[Speedup]:
+    yield Speedup(
         what="no gaps between kernels",
         saving_seconds=again.saving_on(replace(again.walks.machine, launch_seconds=0.0), again.walks.prices),
         certainty="bound: fewer and larger kernels still have gaps",

@@ -38,7 +38,7 @@ from ._weighing_facts import EagerFacts, WeighingFacts
 
 if TYPE_CHECKING:
     from meshwright.eager import EagerAccount, ModuleCount
-    from meshwright.planning import HandSum
+    from meshwright.planning import RuleOfThumb
 
 FLOP_CONVENTION = (
     "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "
@@ -92,7 +92,7 @@ def _memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSect
     notes = (Words(text=f"{note[0].upper()}{note[1:]}.", tone="faint") for note in memory.notes)
     return (
         *section("Memory of one device", bars, _memory_table(memory, on_page=on_page), *notes),
-        *_hand_sum_sections(facts.hand_sum),
+        *_rule_of_thumb_sections(facts.rule_of_thumb),
         *section("Number formats at the peak", _format_table(memory, on_page=on_page)),
         *section("Largest buffers at the peak", buffer_table(memory, on_page=on_page)),
     )
@@ -174,7 +174,7 @@ def _category_rows(memory: MemoryLedger, least: float) -> Iterator[tuple[str, in
         yield f"{len(small)} smaller ones", sum(small), BAR, ""
 
 
-def _hand_sum_sections(by_hand: HandSum | None) -> tuple[ReportSection, ...]:
+def _rule_of_thumb_sections(by_hand: RuleOfThumb | None) -> tuple[ReportSection, ...]:
     """Return one row for each quantity: by hand on the whole fleet, on one device, and compiled."""
     if by_hand is None:
         return ()
@@ -423,7 +423,7 @@ def fault_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     """Return the lint findings with their fixes, operations without a rule or a rate, and assumptions."""
     findings = (
         Words(
-            lead=item.what, text=f"{f' ({item.source_line})' if item.source_line else ''}. Fix: {item.mend}."
+            lead=item.what, text=f"{f' ({item.source_line})' if item.source_line else ''}. Fix: {item.fix}."
         )
         for item in facts.ledger.findings
     )

@@ -242,7 +242,7 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
     if findings:
         first, *others = findings
         more = f" (and {len(others)} more: --verbose)" if others else ""
-        pairs.append(("finding", f"{first.what}. To fix it, {first.mend}{more}"))
+        pairs.append(("finding", f"{first.what}. To fix it, {first.fix}{more}"))
     losses = sorted(_losses(facts), key=lambda loss: -loss[0])
     pairs += [(subject, words) for share, subject, words in losses if share >= LEAST_LOSS]
     pairs += [("memory", words) for words in _unclear_memory(facts)]
