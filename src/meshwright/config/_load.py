@@ -424,6 +424,10 @@ def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
         key: {name: value for value, names in of_key.items() for name in names.split()}
         for key, of_key in tables["values"].items()
     }
+    optimizers = variants("optimizer")[1].items()
+    values["optimizer.kind"] = {
+        name: kind for kind, record in optimizers for name in str(getattr(record, "elsewhere", "")).split()
+    }
     return keys, values
 
 

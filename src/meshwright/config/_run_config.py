@@ -14,7 +14,7 @@ from meshwright.units import format_count
 from ._layout import Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
-from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
+from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
 from ._remat import Remat, remat_problems
 from ._section import (
     Finite,
@@ -643,9 +643,10 @@ class RunConfig(Section):
         elif self.offload in ("activations", "both") and self.remat != "full":
             what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
             yield "offload", what, 'use remat = "full", or offload = "optimizer"'
-        sgd = isinstance(self.optimizer, SGDOptimizer) and not self.optimizer.momentum
-        if self.offload in ("optimizer", "both") and sgd:
-            what = f"{offload}, but optimizer.kind = 'sgd' without momentum keeps no moments"
+        if self.offload in ("optimizer", "both") and not self.optimizer.moments():
+            what = (
+                f"{offload}, but optimizer.kind = {self.optimizer.kind!r} without momentum keeps no moments"
+            )
             yield "offload", what, "leave it out, or set optimizer.momentum"
 
     def _data_problems(self) -> Iterator[Problem]:

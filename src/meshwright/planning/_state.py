@@ -7,18 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import (
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
-    RunConfig,
-    SGDOptimizer,
-    TransformerModel,
-)
+from meshwright.config import RunConfig, TransformerModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +56,16 @@ def share_of_tables(
 
 def moments_of(config: RunConfig) -> tuple[float, float]:
     """Return the fewest and the usual numbers of moments for each parameter."""
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            return 2, 2
-        case AdaGradOptimizer() | LionOptimizer():
-            return 1, 1
-        case MuonOptimizer():
-            return 1, 1.1
-        case AdafactorOptimizer():
-            return 0, 0.1
-        case SGDOptimizer(momentum=momentum):
-            return int(momentum > 0), int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            count = 1 + int(momentum > 0) + int(centered)
-            return count, count
+    kept, weights = config.optimizer.numbers_kept(), weights_of(config)
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike, alike
+    groups = {
+        "hidden": weights.blocks + weights.experts,
+        "tables": weights.tables,
+        "vectors": weights.norms,
+    }
+    total = sum(groups.values())
+    return min(kept.values()), sum(kept[group] * number for group, number in groups.items()) / total
 
 
 def bytes_of_state(config: RunConfig) -> tuple[int, int]:

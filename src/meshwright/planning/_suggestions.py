@@ -24,16 +24,8 @@ from typing import Any
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
     AXES,
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
     Layout,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
     RunConfig,
-    SGDOptimizer,
     TransformerModel,
     check_layout,
     overridden,
@@ -312,20 +304,11 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     Adafactor and Muon treat matrices differently and have no rule of thumb. For them, count the state that
     the step takes.
     """
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            per_parameter = 2
-        case AdaGradOptimizer() | LionOptimizer():
-            per_parameter = 1
-        case SGDOptimizer(momentum=momentum):
-            per_parameter = int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            per_parameter = 1 + int(momentum > 0) + int(centered)
-        case AdafactorOptimizer() | MuonOptimizer():
-            formats = "float32", "bfloat16"
-            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
-            return sum(math.prod(argument.shape) for argument in held)
-    return per_parameter * config.num_trained_parameters
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike * config.num_trained_parameters
+    formats = "float32", "bfloat16"
+    held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
+    return sum(math.prod(argument.shape) for argument in held)
 
 
 class _RuleRows:

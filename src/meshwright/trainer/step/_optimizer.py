@@ -1,4 +1,4 @@
-"""Build the optimizer and its learning-rate schedule from Optax parts, and shard the optimizer's moments.
+"""Build the optimizer of a run and the schedule of its learning rate, and shard the optimizer's moments.
 
 Optimizers that act on matrices act on those of single layers. Layers are stacked along their own dim, and a
 matrix's inputs or outputs may span several dims (attention: embed, and heads x head_dim). Moments have the
@@ -8,6 +8,7 @@ sharding of their parameter, or of those of its dims that they keep.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,120 +56,30 @@ def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTr
     tables, not to norms and biases; `weight_decay_on` may extend it to all parameters.
     """
     chosen = config.optimizer
-    on_all = getattr(chosen, "weight_decay_on", "matrices") == "all"
-    decayed = jax.tree.map(lambda p: on_all or is_matrix(p), declared, is_leaf=is_parameter)
-    match chosen:
-        case sections.SGDOptimizer():
-            update = optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov)
-            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
-        case sections.AdaGradOptimizer():
-            update = _with_coupled_decay(_adagrad(chosen), chosen.weight_decay, decayed)
-        case sections.RMSPropOptimizer():
-            update = optax.rmsprop(
-                1.0, decay=chosen.decay, eps=chosen.epsilon, eps_in_sqrt=False, centered=chosen.centered,
-                momentum=chosen.momentum or None, nesterov=chosen.nesterov,
-            )  # fmt: skip
-            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
-        case sections.AdamOptimizer():
-            update = optax.adam(1.0, b1=chosen.beta1, b2=chosen.beta2, eps=chosen.epsilon)
-            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
-        case sections.AdamWOptimizer():
-            b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
-            update = optax.adamw(1.0, b1=b1, b2=b2, eps=chosen.epsilon, weight_decay=decay, mask=decayed)
-        case sections.LionOptimizer():
-            b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
-            update = optax.lion(1.0, b1=b1, b2=b2, weight_decay=decay, mask=decayed)
-        case sections.AdafactorOptimizer():
-            update = _adafactor(chosen, declared, decayed)
-        case sections.MuonOptimizer():
-            update = _muon(chosen, declared, decayed)
+    update = chosen.update(_Declared(declared, decays_all=chosen.weight_decay_on == "all"))
     clip = chosen.clip_norm
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
 
 
-_NOTHING = optax.identity()
+class _Declared:
+    """Say what an optimizer asks of the parameters (`config.Parameters`), from their declarations."""
 
+    def __init__(self, declared: Tree, *, decays_all: bool) -> None:
+        self._declared = declared
+        self.decayed = jax.tree.map(lambda p: decays_all or is_matrix(p), declared, is_leaf=is_parameter)
 
-def _with_coupled_decay(
-    update: optax.GradientTransformation, weight_decay: float, decayed: Tree
-) -> optax.GradientTransformation:
-    """Add `weight_decay` x parameter to the gradients before `update`, as PyTorch does."""
-    decay = optax.add_decayed_weights(weight_decay, decayed) if weight_decay else _NOTHING
-    return optax.chain(decay, update)
-
-
-def _adagrad(chosen: sections.AdaGradOptimizer) -> optax.GradientTransformation:
-    """Return `torch.optim.Adagrad`, which adds epsilon to the root, or `optax.adagrad`, which adds it under.
-
-    Optax has no option for the first.
-    """
-    by_optax = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
-    if chosen.epsilon_under_root:
-        return by_optax
-
-    def init(params: Tree) -> Any:
-        return optax.ScaleByRssState(sum_of_squares=jax.tree.map(jnp.zeros_like, params))
-
-    def apply(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
-        sums = jax.tree.map(lambda total, g: total + g * g, state.sum_of_squares, updates)
-        changes = jax.tree.map(lambda g, total: -g / (jnp.sqrt(total) + chosen.epsilon), updates, sums)
-        return changes, optax.ScaleByRssState(sum_of_squares=sums)
-
-    return optax.GradientTransformation(init, apply)
-
-
-def _adafactor(
-    chosen: sections.AdafactorOptimizer, declared: Tree, decayed: Tree
-) -> optax.GradientTransformation:
-    """Chain the parts of `optax.adafactor`, applying those that use a whole array to each layer separately.
-
-    On stacked layers, `optax.adafactor` would factor the two longest dims, whichever those are, and take root
-    mean squares over all layers together.
-    """
-    rate, least = chosen.decay_exponent, chosen.least_factored
-    parts = [optax.scale_by_factored_rms(decay_rate=rate, min_dim_size_to_factor=least)]
-    if chosen.clip_rms is not None:
-        parts.append(optax.clip_by_block_rms(chosen.clip_rms))
-    if chosen.scale_by_parameter:
-        parts.append(optax.scale_by_param_block_rms())
-    return optax.chain(
-        by_matrix(optax.chain(*parts), declared),
-        optax.ema(chosen.momentum, debias=False) if chosen.momentum else _NOTHING,
-        optax.add_decayed_weights(chosen.weight_decay, decayed),
-        optax.scale(-1.0),
-    )
-
-
-def _muon(chosen: sections.MuonOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
-    """Chain the parts of `optax.contrib.muon`, which itself would pass Muon's `nesterov` to its AdamW too."""
-
-    def scale(parameter: Parameter) -> float:
-        inputs, outputs = matrix_dims(parameter).inputs_outputs(parameter.shape)
-        if chosen.update_rms is None:  # Jordan 2024
-            return math.sqrt(max(1.0, outputs / inputs))
-        return chosen.update_rms * math.sqrt(max(inputs, outputs))
-
-    def by_kind(hidden: Any, other: Any) -> Tree:
+    def split(self, hidden: Callable[[Parameter], Any], other: Any) -> Tree:
         pick = lambda p: hidden(p) if is_hidden_matrix(p) else other  # noqa: E731
-        return jax.tree.map(pick, declared, is_leaf=is_parameter)
+        return jax.tree.map(pick, self._declared, is_leaf=is_parameter)
 
-    kinds = by_kind(lambda _: "muon", "adamw")
-    numbers, scales = (by_kind(of_matrix, optax.MaskedNode()) for of_matrix in (muon_dims, scale))
-    orthogonal = optax.chain(
-        optax.contrib.scale_by_muon(
-            ns_steps=chosen.newton_schulz_steps,
-            beta=chosen.momentum,
-            nesterov=chosen.nesterov,
-            weight_dimension_numbers=numbers,
-        ),
-        optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, scales)),
-    )
-    adam = optax.scale_by_adam(b1=chosen.adamw_beta1, b2=chosen.adamw_beta2, eps=chosen.adamw_epsilon)
-    return optax.chain(
-        optax.partition({"muon": orthogonal, "adamw": adam}, kinds),
-        optax.add_decayed_weights(chosen.weight_decay, decayed),
-        optax.scale(-1.0),
-    )
+    def dims(self, parameter: Parameter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return matrix_dims(parameter).input_output_dims
+
+    def sizes(self, parameter: Parameter) -> tuple[int, int]:
+        return matrix_dims(parameter).inputs_outputs(parameter.shape)
+
+    def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
+        return by_matrix(update, self._declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +103,15 @@ class MatrixDims:
         """Return `shape` with the dims of each side merged into one."""
         return tuple(math.prod(shape[place] for place in side) for side in self.sides)
 
+    @property
+    def input_output_dims(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The dims of a matrix's inputs and those of its outputs."""
+        return (self.first, self.second) if self.inputs_first else (self.second, self.first)
+
     def inputs_outputs(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the numbers of inputs and outputs of each matrix in a parameter of `shape`."""
-        sides = [math.prod(shape[place] for place in side) for side in (self.first, self.second)]
-        return (sides[0], sides[1]) if self.inputs_first else (sides[1], sides[0])
+        inputs, outputs = (math.prod(shape[dim] for dim in side) for side in self.input_output_dims)
+        return inputs, outputs
 
 
 def is_matrix(parameter: Parameter) -> bool:
@@ -230,13 +146,6 @@ def matrix_dims(parameter: Parameter) -> MatrixDims:
                     return MatrixDims(stack=stack, first=first, second=second, inputs_first=inputs_first)
         raise AssertionError(f"no dims of {parameter} have its fan_in")
     return MatrixDims(stack=stack, first=rest)
-
-
-def muon_dims(parameter: Parameter) -> optax.contrib.MuonDimensionNumbers:
-    """Return the input and output dims of a parameter's matrices, as Optax's Muon takes them."""
-    dims = matrix_dims(parameter)
-    inputs, outputs = (dims.first, dims.second) if dims.inputs_first else (dims.second, dims.first)
-    return optax.contrib.MuonDimensionNumbers(inputs, outputs)
 
 
 def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.GradientTransformation:
