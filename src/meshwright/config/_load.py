@@ -525,6 +525,8 @@ def _choice_problem(path: str, value: Any, choices: list[str], shown: list[str])
     """Return the problem of an unknown value; the hint is its meaning elsewhere, or the nearest choice."""
     meant = value_meant(path, str(value))
     hint = nearest_name(str(value), choices) if meant is None else f"did you mean {meant!r}?"
+    if meant is not None and path == "optimizer.kind" and "8bit" in str(value):
+        hint = f'use {path} = {meant!r} with state.moments = "8bit"'
     return path, f"= {_show(value)}: expected one of {', '.join(shown)}", hint
 
 

@@ -320,7 +320,10 @@ class AdamOptimizer(OptimizerSection):
 class AdamWOptimizer(OptimizerSection):
     """Adam with decoupled weight decay; two moments per parameter."""
 
-    elsewhere = "adamw-torch adamw-torch-fused"
+    elsewhere = (
+        "adamw-torch adamw-torch-fused adamw-8bit adamw-bnb-8bit adamw-torch-8bit paged-adamw-8bit "
+        "paged-adamw-32bit"
+    )
     kind: Literal["adamw"]
     """Update rule. Effect: two moments, 8 bytes a parameter."""
     learning_rate: LearningRate

@@ -306,7 +306,7 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     """
     if (alike := config.optimizer.kept_alike) is not None:
         return alike * config.num_trained_parameters
-    formats = "float32", "bfloat16"
+    formats = "float32", "bfloat16", "uint8"
     held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
     return sum(math.prod(argument.shape) for argument in held)
 
@@ -325,8 +325,9 @@ class _RuleRows:
         arrays = [a for a in self._arguments if a.role == role and a.shape]
         step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
         why = _where(arrays, self._layout) if count else "the optimizer keeps none"
-        if any(a.dtype == "bfloat16" for a in arrays):
-            why += ", in bf16 where the rule counts fp32"
+        for dtype, words in (("bfloat16", "bf16"), ("uint8", "8 bits")):
+            if any(a.dtype == dtype for a in arrays):
+                why += f", in {words} where the rule counts fp32"
         if step_counts:
             why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
         if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Key
 from meshwright.sharding import AnyMesh, axes_of, replica_axes
 from meshwright.trainer.models import Outcome, Parameter, is_parameter
 
-from ._optimizer import is_matrix
+from ._matrices import is_matrix
 
 Tree = Any
 Loss = Callable[..., tuple[Array, Outcome]]
