@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,10 +21,13 @@ from ._weigh_command import (
     Config,
     LoraOption,
     PriceOption,
+    ReserveOption,
     SetOption,
     TokensOption,
     TokensPerStepOption,
+    keep_from_gpu,
     with_lora,
+    with_reserve,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ def plan(
     tokens: TokensOption = None,
     tokens_per_step: TokensPerStepOption = None,
     price: PriceOption = None,
+    reserve: ReserveOption = None,
     top: TopOption = None,
     toml: TomlOption = None,
     emit: EmitOption = None,
@@ -106,20 +109,21 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
-    if as_ is not None and on != "local":  # the module is traced here, and an attached GPU is not used
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     _check_emit(emit, toml, image)
     from meshwright import RunLength
     from meshwright.programs import program_named
 
+    keep_from_gpu(as_, on)
     length = RunLength(tokens=tokens, tokens_per_step=tokens_per_step, price_per_device_hour=price)
     search = _merged(fix or (), vary or ())
     common: dict[str, Any] = {"search": search, "overrides": with_lora(overrides, lora), "run": length}
     program = program_named([config], {"as_": as_})
+    on = None if on is None else with_reserve(on, reserve)
     if fleets is not None:
         of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
         _refuse_beside_fleets(**of_one, toml=toml)
-        _compare(config, program, fleets.split(","), budget, common, html, check=check, as_json=as_json)
+        several = [with_reserve(each, reserve) for each in fleets.split(",")]
+        _compare(config, program, several, budget, common, html, check=check, as_json=as_json)
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
@@ -129,8 +133,8 @@ def plan(
     with ended_by_signals() as signals, plan_progress(f"planning {config} on {on}") as on_event:
         from meshwright import plan as run_plan
 
-        where = {"on": on, "smallest_fleet": min_devices}
-        made = run_plan(program, **where, budget_seconds=budget, on_event=on_event, **common)
+        common |= {"on": on, "smallest_fleet": min_devices}
+        made = run_plan(program, budget_seconds=budget, on_event=on_event, **common)
     if html is not None:
         made.to_html(html)
 

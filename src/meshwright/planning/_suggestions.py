@@ -153,7 +153,8 @@ def smaller_fleets(largest: Fleet) -> list[Fleet]:
     sizes = sorted(size for size in {*powers, *(3 * power for power in powers)} if size < most)
     found = [_fleet_of_size(largest, size) for size in sizes]
     chip, price = largest.chip, largest.price_per_device_hour  # a caller may have changed either
-    smaller = [dataclasses.replace(each, chip=chip, price_per_device_hour=price) for each in found if each]
+    as_its = {"chip": chip, "price_per_device_hour": price, "reserve_bytes": largest.reserve_bytes}
+    smaller = [dataclasses.replace(each, **as_its) for each in found if each]
     return [*smaller, largest]
 
 
