@@ -84,6 +84,12 @@ TopOption = Annotated[
 CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if nothing fits.")]
 
 
+def _page(made: Plan, top: int | None, more: str) -> tuple[RenderableType, ...]:
+    from meshwright.report import plan_renderable
+
+    return (plan_renderable(made, top, more),)
+
+
 def plan(
     config: Config,
     data: DataOption = None,
@@ -138,12 +144,7 @@ def plan(
     if html is not None:
         made.to_html(html)
 
-    def page() -> tuple[RenderableType, ...]:
-        from meshwright.report import plan_renderable
-
-        return (plan_renderable(made, top, _more(made, toml, html, config)),)
-
-    answer(as_json, made.to_dict(), page)
+    answer(as_json, made.to_dict(), lambda: _page(made, top, _more(made, toml, html, config)))
     if toml is not None and made.winner is not None:
         _write_files(made, toml, emit, image)
     _end(made.interrupted, signals, nothing_fits=check and made.winner is None)
