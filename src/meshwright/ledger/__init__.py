@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: the records are read where nothing is reckoned
+    from ._allowance import RESERVED as RESERVED
     from ._allowance import allowance as allowance
     from ._allowance import usable_bytes as usable_bytes
     from ._findings import findings_of as findings_of

@@ -73,7 +73,7 @@ from ._remat_values import (
     unlisted_products,
 )
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
-from ._state import Weights, bytes_of_state, moments_of, share_of_tables, weights_of
+from ._state import Weights, bytes_of_state, share_of_tables, weights_of
 
 Numbers = NDArray[np.float64]
 
@@ -169,7 +169,7 @@ class Form:
         self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
         # Of a gradient as its product writes it, and as `fsdp` scatters it.
         self.gradient_bytes = FP32 if config.gradient_sum == "all-fp32" else NARROW
-        self.parameter_bytes, self.moment_bytes = bytes_of_state(config)
+        self.kept = bytes_of_state(config)
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -223,18 +223,16 @@ class Form:
 
     def memory_bound(self) -> Numbers:
         """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
-        least, _ = moments_of(self.config)
-        return self._state(least) + self._block_inputs()
+        return self._state(self.kept.fewest) + self._block_inputs()
 
     def _state(self, moments: float) -> Numbers:
-        """Return the bytes of parameters and of their moments, except moments that wait in host memory."""
-        each = self.parameter_bytes + np.where(self.moments_wait, 0.0, moments * self.moment_bytes)
+        """Return the bytes of parameters, and the given bytes for each unless moments wait in host memory."""
+        each = self.kept.parameter + np.where(self.moments_wait, 0.0, moments)
         return self._held_trained(over_data=True) * each + self._frozen_bytes()
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
-        _, usual = moments_of(self.config)
-        state = self._state(usual)
+        state = self._state(self.kept.usual)
         held = self._held_trained(over_data=False)
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
@@ -245,7 +243,7 @@ class Form:
         tables = self.weights.tables / self.tensor
         copies = np.where(self.sharing > 1, 3 * blocks + 2 * NARROW * tables, 0.0) + tables * NARROW
         copies = copies + np.where(self.fsdp > 1, 3 * experts, 0.0)
-        padded = tables * self.parameter_bytes
+        padded = tables * self.kept.parameter
         copies = copies + np.where(self.vocab % self.tensor, padded, 0.0)
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
@@ -678,10 +676,9 @@ class Form:
     def _update(self) -> Numbers:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
         held = self._held_trained(over_data=True)
-        _, moments = moments_of(self.config)
-        waits = np.where(self.moments_wait, self._host(held * self.moment_bytes * moments * 2), 0.0)
+        waits = np.where(self.moments_wait, self._host(held * self.kept.usual * 2), 0.0)
         # A parameter and Adam's two moments are read and written.
-        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (FP32 - self.moment_bytes)
+        narrow = 2 * (FP32 - self.kept.parameter) + 4 * (FP32 - self.kept.moment)
         return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits
 
     # Messages

@@ -30,7 +30,6 @@ from meshwright.config import (
     SEARCHED_REMAT,
     Layout,
     RunConfig,
-    SGDOptimizer,
     TransformerModel,
     block_policies,
     check_precision,
@@ -576,13 +575,13 @@ def groups_of_stage(config: RunConfig, stage: Column) -> Column:
 
 def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> dict[str, NDArray[np.bool_]]:
     """Return for each rule about settings, which candidates keep it."""
-    model, optimizer = config.model, config.optimizer
+    model = config.model
     remat, offload = candidates.settings["remat"], candidates.settings["offload"]
     names = SETTINGS["offload"]
     activations = (offload == names.index("activations")) | (offload == names.index("both"))
     moments = (offload == names.index("optimizer")) | (offload == names.index("both"))
     full, zero1 = remat == SETTINGS["remat"].index("full"), candidates.settings["zero1"] == 1
-    has_moments = not (isinstance(optimizer, SGDOptimizer) and not optimizer.momentum)
+    has_moments = bool(config.optimizer.moments())
     split = [
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()

@@ -24,16 +24,8 @@ from typing import Any
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
     AXES,
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
     Layout,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
     RunConfig,
-    SGDOptimizer,
     check_layout,
     overridden,
 )
@@ -159,7 +151,8 @@ def smaller_fleets(largest: Fleet) -> list[Fleet]:
     sizes = sorted(size for size in {*powers, *(3 * power for power in powers)} if size < most)
     found = [_fleet_of_size(largest, size) for size in sizes]
     chip, price = largest.chip, largest.price_per_device_hour  # a caller may have changed either
-    smaller = [dataclasses.replace(each, chip=chip, price_per_device_hour=price) for each in found if each]
+    as_its = {"chip": chip, "price_per_device_hour": price, "reserve_bytes": largest.reserve_bytes}
+    smaller = [dataclasses.replace(each, **as_its) for each in found if each]
     return [*smaller, largest]
 
 
@@ -305,20 +298,11 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     Adafactor and Muon treat matrices differently and have no rule of thumb. For them, count the state that
     the step takes.
     """
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            per_parameter = 2
-        case AdaGradOptimizer() | LionOptimizer():
-            per_parameter = 1
-        case SGDOptimizer(momentum=momentum):
-            per_parameter = int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            per_parameter = 1 + int(momentum > 0) + int(centered)
-        case AdafactorOptimizer() | MuonOptimizer():
-            formats = "float32", "bfloat16"
-            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
-            return sum(math.prod(argument.shape) for argument in held)
-    return per_parameter * config.num_trained_parameters
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike * config.num_trained_parameters
+    formats = "float32", "bfloat16", "uint8"
+    held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
+    return sum(math.prod(argument.shape) for argument in held)
 
 
 class _RuleRows:
@@ -335,8 +319,9 @@ class _RuleRows:
         arrays = [a for a in self._arguments if a.role == role and a.shape]
         step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
         why = _where(arrays, self._layout) if count else "the optimizer keeps none"
-        if any(a.dtype == "bfloat16" for a in arrays):
-            why += ", in bf16 where the rule counts fp32"
+        for dtype, words in (("bfloat16", "bf16"), ("uint8", "8 bits")):
+            if any(a.dtype == dtype for a in arrays):
+                why += f", in {words} where the rule counts fp32"
         if step_counts:
             why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
         if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:

@@ -514,7 +514,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         name=chip.name,
         basis=_basis(chip, rates.measured),
         peak_flops_per_second=chip.peak_flops_per_second,
-        memory_bytes=chip.memory_bytes,
+        memory_bytes=None if chip.memory_bytes is None else chip.memory_bytes - fleet.reserve_bytes,
         memory_bytes_per_second=chip.memory_bytes_per_second,
         memory_efficiency=common.memory_efficiency,
         num_sms=chip.num_sms,

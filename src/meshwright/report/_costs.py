@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright import predict  # a step inside one host has no use for it
 from meshwright.config import Ticks
-from meshwright.ledger import MemoryLedger
+from meshwright.ledger import RESERVED, MemoryLedger
 from meshwright.units import format_bytes, format_count, format_rate
 
 from ._model import (
@@ -146,7 +146,8 @@ def _memory_table(memory: MemoryLedger, *, on_page: bool) -> ReportTable:
 def _total_rows(memory: MemoryLedger) -> Iterator[tuple[str, int, str, Tone]]:
     yield "= reserved", memory.reserved_bytes, BAR, "strong"
     for name, size in memory.allowance.items():
-        yield f"+ {name}", size, "allowance: no compiler counts it", "faint"
+        note = "the fleet's reserve" if name == RESERVED else "allowance: no compiler counts it"
+        yield f"+ {name}", size, note, "faint"
     if memory.usable_bytes is not None:
         yield "usable", memory.usable_bytes, "", ""
     if memory.peak_bytes is not None:
