@@ -481,7 +481,7 @@ def test_a_map_applies_its_computation_to_every_element(module):
 
 
 def test_a_reduction_that_a_tpu_broadcasts_again_is_formed_once(module):
-    """XLA for TPUs writes the sums of a softmax's rows as windows that meet the whole row wherever they lie."""
+    """XLA for TPUs writes sums over rows as windows that meet the whole row wherever they lie."""
     program = module(
         "%x = f32[3,16]{1,0} parameter(0)",
         "%z = f32[] constant(0)",

@@ -155,7 +155,7 @@ def test_a_copied_slice_runs_beside_a_product_and_its_parts_are_read_where_they_
 
 %step (x: f32[1048576]) -> f32[1048576] {
   %x = f32[1048576]{0:T(1024)} parameter(0)
-  %begun = ((f32[1048576]{0:T(1024)}), f32[524288]{0:T(1024)S(1)}, s32[]{:S(2)}) async-start(%x), calls=%sliced
+  %begun = ((f32[1048576]{0}), f32[524288]{0:T(1024)S(1)}, s32[]{:S(2)}) async-start(%x), calls=%sliced
   %done = f32[524288]{0:T(1024)S(1)} async-done(%begun)
   ROOT %w = f32[1048576]{0:T(1024)S(1)} custom-call(%done, %done), custom_call_target="ConcatBitcast"
 }
