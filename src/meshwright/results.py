@@ -314,7 +314,6 @@ class Weighing(Shown):
             "needed_bytes": refusal.needed_bytes,
             "usable_bytes": refusal.usable_bytes,
             "exceeded_bytes": refusal.needed_bytes - refusal.usable_bytes,
-            "of": refusal.of,
             "words": refusal.words,
             "argument_bytes_by_role": refusal.argument_bytes_by_role,
         }

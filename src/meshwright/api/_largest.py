@@ -146,7 +146,7 @@ def _guess(
 
 def _needed(weighing: Weighing) -> int:
     if weighing.refusal is not None:
-        return max(weighing.refusal.reserved_bytes, weighing.refusal.usable_bytes + 1)
+        return weighing.refusal.needed_bytes
     memory = weighing.ledger.memory
     return memory.reserved_bytes + memory.allowance_bytes
 

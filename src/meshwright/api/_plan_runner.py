@@ -210,7 +210,7 @@ class CandidateRunner:
         estimates = self.search.estimates
         figures = None if weighing is None else weighing.figures
         memory, refusal = figures and figures.memory, weighing and weighing.refusal
-        refused = None if refusal is None else max(refusal.reserved_bytes, refusal.usable_bytes + 1)
+        refused = None if refusal is None else refusal.needed_bytes
         return Planned(
             layout=str(self.programs.layout(row)),
             settings=self.programs.words(row) if overrides is None else settings_words(overrides),

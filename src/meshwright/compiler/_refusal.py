@@ -1,9 +1,10 @@
 """Read what XLA says of a program for which a device has too little memory: a verdict with figures.
 
 XLA's compiler for TPUs refuses such a program before it writes any report on it. Two sentences of libtpu
-(0.0.42 to 0.0.50) are known: the program needs more of the HBM than there is, or its temporaries alone do. A
-kernel that needs more of a chip's own memory than there is remains an error, as does a compilation for which
-this machine has too little memory. XLA's compilers for GPUs and CPUs know no limit, and refuse nothing.
+0.0.42 are known. The one on "HLO temporaries" counts arguments and results too: for a step that returns its
+two arrays of 7.45 GiB changed, it says 29.98G. A kernel that needs more of a chip's own memory than there is
+remains an error, as does a compilation for which this machine has too little memory. XLA's compilers for GPUs
+and CPUs know no limit, and refuse nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +18,19 @@ from meshwright.units import format_bytes
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?)([KMGT]?)i?B?"
 _WHOLE = re.compile(rf"[Rr]an out of memory in memory space hbm\. Used {_SIZE} of {_SIZE} hbm")
-_TEMPORARIES = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
-PROGRAM, TEMPORARIES = "program", "temporaries"
+_EARLIER = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A program that XLA refused because a device has too little memory, and what is known of it.
 
-    `needed_bytes` and `usable_bytes`: XLA's figures of one device, to the digits that it prints. `of`:
-    "program"; or "temporaries", which alone are more than usable. `words`: the sentence of XLA.
-    `argument_bytes_by_role`: what the step's arguments take on one device, by their shapes.
+    `needed_bytes` and `usable_bytes`: XLA's figures of one device, to the digits that it prints. `words`: the
+    sentence of XLA. `argument_bytes_by_role`: what the step's arguments take on one device, by their shapes.
     """
 
     needed_bytes: int
     usable_bytes: int
-    of: str
     words: str
     compiler: str
     seconds: float = 0.0
@@ -42,20 +40,12 @@ class Refusal:
     argument_bytes_by_role: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
-    def reserved_bytes(self) -> int:
-        """Bytes of the program, as far as they are known: at least these."""
-        if self.of == PROGRAM:
-            return self.needed_bytes
-        return self.needed_bytes + sum(self.argument_bytes_by_role.values())
-
-    @property
     def line(self) -> str:
         """XLA's figures in words."""
         needed, usable = format_bytes(self.needed_bytes), format_bytes(self.usable_bytes)
         beyond = self.needed_bytes - self.usable_bytes
-        of = " of temporaries alone" if self.of == TEMPORARIES else ""
         share = f"{100 * beyond / self.usable_bytes:.1f} %"
-        return f"{needed}{of}, of {usable} per device, {format_bytes(beyond)} ({share}) too much"
+        return f"{needed} of {usable} per device, {format_bytes(beyond)} ({share}) too much"
 
 
 class RefusedForMemory(CompileError):
@@ -69,16 +59,14 @@ class RefusedForMemory(CompileError):
         self.refusal = refusal
 
 
-def figures_of(words: str) -> tuple[int, int, str] | None:
-    """Return the bytes needed and usable that XLA names, and of what; None for any other failure.
+def figures_of(words: str) -> tuple[int, int] | None:
+    """Return the bytes needed and usable that XLA names; None for any other failure.
 
     >>> figures_of("Ran out of memory in memory space hbm. Used 20.50G of 15.48G hbm. Exceeded ...")
-    (22011707392, 16621523435, 'program')
+    (22011707392, 16621523435)
     """
-    for pattern, of in ((_WHOLE, PROGRAM), (_TEMPORARIES, TEMPORARIES)):
-        if found := pattern.search(words):
-            needed, usable = (
-                int(float(number) * UNITS[unit]) for number, unit in (found.group(1, 2), found.group(3, 4))
-            )
-            return needed, usable, of
-    return None
+    found = _WHOLE.search(words) or _EARLIER.search(words)
+    if found is None:
+        return None
+    needed, usable = (int(float(found[place]) * UNITS[found[place + 1]]) for place in (1, 3))
+    return needed, usable

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import TEMPORARIES, Argument, Compiled, Refusal
+from meshwright.compiler import Argument, Compiled, Refusal
 from meshwright.config import (
     AXES,
     AdafactorOptimizer,
@@ -79,23 +79,23 @@ def suggestions(
     """
     if config is None:
         return ()
-    held = memory.argument_bytes_by_role if isinstance(memory, Refusal) else memory.by_category
+    if isinstance(memory, Refusal):
+        held, needed, allowance = memory.argument_bytes_by_role, memory.needed_bytes, 0
+    else:
+        held, needed, allowance = memory.by_category, memory.reserved_bytes, memory.allowance_bytes
     state_bytes = sum(held.get(name, 0) for name in STATE)
-    allowance = 0 if isinstance(memory, Refusal) else memory.allowance_bytes
     room = (memory.usable_bytes or 0) - allowance
     state = tuple(_state_suggestions(config, layout, fleet, state_bytes, room))
     activations = tuple(_activation_suggestions(config, layout, fleet))
     if state_bytes > room and (adapters := _adapter_suggestion(config)) is not None:
         state += (adapters,)
-    lacking = memory.reserved_bytes - room if memory.usable_bytes else 0
-    is_least = isinstance(memory, Refusal) and memory.of == TEMPORARIES
-    moments = held.get("optimizer_state", 0)
-    if (waiting := _offload_suggestion(config, fleet, moments, 0 if is_least else lacking)) is not None:
+    moments, lacking = held.get("optimizer_state", 0), needed - room if memory.usable_bytes else 0
+    if (waiting := _offload_suggestion(config, fleet, moments, lacking)) is not None:
         if waiting.is_enough:
             return (waiting, *state, *activations)
         state += (waiting,)
     # If the state alone does not fit, no change to the activations helps.
-    state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
+    state_first = state_bytes > room or 2 * state_bytes > needed
     return state + activations if state_first else activations + state
 
 

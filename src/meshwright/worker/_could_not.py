@@ -10,9 +10,9 @@ from meshwright.errors import CompileError
 
 
 class OutOfMemory(CompileError):
-    """A device has too little memory for a program. `figures`: bytes needed and usable, and of what."""
+    """A device has too little memory for a program. `figures`: bytes needed and usable."""
 
-    def __init__(self, message: str, words: str, figures: tuple[int, int, str]) -> None:
+    def __init__(self, message: str, words: str, figures: tuple[int, int]) -> None:
         super().__init__(message, hint="weigh it with a smaller batch, or on more devices")
         self.words, self.figures = words, figures
 

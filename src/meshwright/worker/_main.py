@@ -138,14 +138,13 @@ def _refused(
         started: when the work began, by `time.monotonic`.
         facts: fields of `Refusal` that are known of the program.
     """
-    needed, usable, of = refused.figures
+    needed, usable = refused.figures
     taken = Counter[str]()
     for argument in arguments:
         taken[argument.role] += 0 if argument.host else argument.device_bytes
     refusal = Refusal(
         needed_bytes=needed,
         usable_bytes=usable,
-        of=of,
         words=refused.words,
         compiler=_compiler_name(request.platform),
         seconds=time.monotonic() - started,
