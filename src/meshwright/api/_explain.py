@@ -143,8 +143,8 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
         return Change(**words, **dict.fromkeys(FIGURES), failed=error.message)
     before, after = weighing.figures, changed.figures
     if after is None:
-        unknown: dict[str, Any] = dict.fromkeys(FIGURES)
-        return Change(**words, **unknown | {"fits": False}, failed=f"does not fit: {_refusal_line(changed)}")
+        unknown: dict[str, Any] = {**words, **dict.fromkeys(FIGURES), "fits": False}
+        return Change(**unknown, failed=f"does not fit: {_refusal_line(changed)}")
     now, then = _seconds(weighing), _seconds(changed)
     saved = None if before is None else before.memory.reserved_bytes - after.memory.reserved_bytes
     return Change(

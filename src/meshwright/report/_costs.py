@@ -6,7 +6,7 @@ sums and shares of them. Used by: `_weighing`, `_results`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright import predict  # a step inside one host has no use for it

@@ -84,8 +84,9 @@ def facts_of(weighing: Weighing, *, in_full: bool = True) -> WeighingFacts:
     made, of_all = weighing.made_by, _facts_of_all(weighing)
     if isinstance(made, Compilation):
         return WeighingFacts(**of_all, **_compiled_facts(weighing, in_full))
-    compiler = CompileFacts(compiler=f"PyTorch {made.torch_version}", seconds=made.seconds)
-    return EagerFacts(**of_all, compile=compiler, num_parameters=made.num_parameters, account=made)
+    account = weighing.account
+    compiler = CompileFacts(compiler=f"PyTorch {account.torch_version}", seconds=account.seconds)
+    return EagerFacts(**of_all, compile=compiler, num_parameters=account.num_parameters, account=account)
 
 
 def _facts_of_all(weighing: Weighing) -> dict[str, Any]:
