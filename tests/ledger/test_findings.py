@@ -249,7 +249,7 @@ def test_a_group_that_straddles_racks_or_hosts_is_named(lint, module, fleet, mes
     assert [each.kind.split()[2] for each in findings] == ["straddles"] * bool(what)
     for finding in findings:
         assert what in finding.what
-        assert mend in finding.mend
+        assert mend in finding.fix
 
 
 BATCH_MESH = (("data", 4), ("tensor", 2))

@@ -477,3 +477,15 @@ def test_a_map_applies_its_computation_to_every_element(module):
 """,
     )
     assert executed_flops(executions_of(program)).elementwise == {"arithmetic": 16}
+
+
+def test_a_reduction_that_a_tpu_broadcasts_again_is_formed_once(module):
+    """XLA for TPUs writes sums over rows as windows that meet the whole row wherever they lie."""
+    program = module(
+        "%x = f32[3,16]{1,0} parameter(0)",
+        "%z = f32[] constant(0)",
+        "ROOT %w = f32[3,16]{1,0} reduce-window(%x, %z), window={size=1x31 pad=0_0x15_15}, to_apply=%sum",
+        before="%sum (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+        "  ROOT %s = f32[] add(%a, %b)\n}",
+    )
+    assert executed_flops(executions_of(program)).elementwise["reduction"] == 3 * (16 - 1)

@@ -131,8 +131,8 @@ def test_weighed_moments_in_eight_bits_take_the_bytes_of_codes_and_scales():
     assert weighed.compiled.num_parameters == attention + others + vectors
     by_hand = attention + others + 4 * attention // 192 + 4 * others // 256 + 4 * vectors
     assert moments["mu"] == moments["nu"] == by_hand
-    assert weighed.hand_sum is not None
-    assert "in 8 bits where the rule counts fp32" in weighed.hand_sum.rows[1].why
+    assert weighed.rule_of_thumb is not None
+    assert "in 8 bits where the rule counts fp32" in weighed.rule_of_thumb.rows[1].why
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def weigh(
 
         how = {"layout": layout, "overrides": with_lora(overrides, lora), "simulate": simulate}
         weighing = _weighed(config, options, on, **how, run=length, on_event=on_event)
-        if not weighing.is_compiled:
+        if not weighing.is_compiled and weighing.refusal is None:
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
         changes = None
         if explains:
@@ -284,6 +284,6 @@ def _weighed(
     is_command = len(words) > 1 or words[0].endswith(".py")
     say_readings(None if is_command else words[0], on, None if is_command else how["layout"])
     made = run_weigh(program, on=on, run=RunLength(**run), **how)
-    for line in dict.fromkeys(made.ledger.assumptions) if is_command else ():
+    for line in dict.fromkeys(made.figures.assumptions) if is_command and made.figures else ():
         print(f"note: {line}", file=sys.stderr)
     return made

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import Argument, Compiled
+from meshwright.compiler import Argument, Compiled, Refusal
 from meshwright.config import (
     AXES,
     Layout,
@@ -60,32 +60,44 @@ class Suggestion:
 
 
 def suggestions(
-    config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger
+    config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger | Refusal
 ) -> tuple[Suggestion, ...]:
-    """Return changes that make `memory` smaller, the most needed first; none for a foreign program."""
+    """Return changes that make `memory` smaller, the most needed first; none for a foreign program.
+
+    Args:
+        memory: of the compiled step, or what its compiler said when it refused it.
+    """
     if config is None:
         return ()
-    state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
-    room = (memory.usable_bytes or 0) - memory.allowance_bytes
+    if isinstance(memory, Refusal):
+        held, needed, allowance = memory.argument_bytes_by_role, memory.needed_bytes, 0
+    else:
+        held, needed, allowance = memory.by_category, memory.reserved_bytes, memory.allowance_bytes
+    state_bytes = sum(held.get(name, 0) for name in STATE)
+    room = (memory.usable_bytes or 0) - allowance
     state = tuple(_state_suggestions(config, layout, fleet, state_bytes, room))
     activations = tuple(_activation_suggestions(config, layout, fleet))
     if state_bytes > room and (adapters := _adapter_suggestion(config)) is not None:
         state += (adapters,)
-    if (waiting := _offload_suggestion(config, fleet, memory)) is not None:
+    moments, lacking = held.get("optimizer_state", 0), needed - room if memory.usable_bytes else 0
+    if (waiting := _offload_suggestion(config, fleet, moments, lacking)) is not None:
         if waiting.is_enough:
             return (waiting, *state, *activations)
         state += (waiting,)
     # If the state alone does not fit, no change to the activations helps.
-    state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
+    state_first = state_bytes > room or 2 * state_bytes > needed
     return state + activations if state_first else activations + state
 
 
-def _offload_suggestion(config: RunConfig, fleet: Fleet, memory: MemoryLedger) -> Suggestion | None:
-    """Suggest that the moments wait in the hosts' memory; None if they do, or if there are none."""
-    moments = memory.by_category.get("optimizer_state", 0)
+def _offload_suggestion(config: RunConfig, fleet: Fleet, moments: int, lacking: int) -> Suggestion | None:
+    """Suggest that the moments wait in the hosts' memory; None if they do, or if there are none.
+
+    Args:
+        moments: their bytes on a device.
+        lacking: the bytes that are too much; 0 if that is not known.
+    """
     if not moments or config.offload in ("optimizer", "both") or fleet.chip.platform == "cpu":
         return None
-    lacking = memory.reserved_bytes + memory.allowance_bytes - (memory.usable_bytes or math.inf)
     is_enough = 0 < lacking <= moments
     effect = f"moments, {format_bytes(moments)} here, wait in the hosts' memory between steps"
     effect += "; the rest fits" if is_enough else ""

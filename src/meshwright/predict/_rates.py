@@ -95,6 +95,7 @@ class Shared:
     backward_attention_share: Mapping[str, float]  # by attention kernel
     slowest_share: float
     memory_efficiency: float
+    vector_memory_ratio: float  # of the rates of a TPU's vector memory and its main memory
     network_efficiency: float
     network_alpha_seconds: float
     launch_seconds: float
@@ -358,6 +359,11 @@ class Machine:
     def is_tpu(self) -> bool:
         """Return whether the device is a TPU, which runs a program without launching kernels."""
         return self.basis in (TPU, OTHER_TPU)
+
+    @property
+    def vector_bytes_per_second(self) -> float:
+        """Return the rate of a TPU's vector memory, which is on the chip."""
+        return self.memory_bytes_per_second * self.shared.vector_memory_ratio
 
     def inside_rate(self, members: int) -> float | None:
         """Return the bytes per second of a device's links in a group of `members` devices of its domain."""
