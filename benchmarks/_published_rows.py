@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from _published_experts import class_of, has_experts, model_of_experts
 from _published_stacks import Stack, stack_of
 from _published_table import COLUMNS, INPUTS, Row, source_of
 from _published_words import InexpressibleError, is_lora, lora_of, results_kept, window_of
@@ -54,6 +55,7 @@ class Expressed:
     remat_stated: bool
     standard: bool
     notes: tuple[str, ...]
+    experts: str = ""  # the class of a run of experts (`_published_experts`)
     measured: float | None = None
     measured_peak_bytes: float | None = None  # of one device, allocated or reserved as its source has it
 
@@ -77,10 +79,10 @@ def express(row: Row) -> Expressed:
     stack = stack_of(source_of(row), row["model"])
     unfused = _is_unfused(row, stack)
     precision = _precision(row, notes)
-    fleet, model = _fleet(row, precision), _model(row, unfused, notes)
+    fleet = _fleet(row, precision)
+    model = _with_experts(row, notes) if has_experts(row) else _model(row, unfused, notes)
     lora = lora_of(row, _told(row))
-    parameters = _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model)
-    layout, zero1 = _layout(row, fleet, parameters, notes)
+    layout, zero1 = _layout(row, fleet, _state_parameters(row, model), notes)
     if lora and layout.size("stage") > 1:
         raise InexpressibleError("LoRA in a pipeline")
     batch = _batch(row, layout)
@@ -124,6 +126,7 @@ def express(row: Row) -> Expressed:
         unfused=unfused,
         owners=_owners(row),
         heads=_number(row, "n_heads", "dimensions"),
+        experts=class_of(config, fleet),
         attention_kernel=_attention_kernel(row, stack),
         exchanges_heads=bool(re.search(r"\ba2a\b|ulysses", row["attention_impl"].lower())),
         remat_stated=stated,
@@ -181,7 +184,6 @@ OFFLOAD = "offload to the host"
 _NARROW_STATE = re.compile(r"\(pure\)|bf16-true|stochastic rounding|bf16 weights")
 # What our step does not do, whatever the layout: the column, what is found in it, and the reason.
 _OTHER_PROGRAMS = (
-    ("moe", r".", "mixture of experts"),
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"optimizer in backward", "the optimizer runs in the backward pass: ours runs after it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
@@ -205,8 +207,6 @@ def _validated(record: type[Record], fields: Mapping[str, object]) -> Record:
 
 
 def _refuse_other_programs(row: Row) -> None:
-    if _count(row, "ep") > 1:
-        raise InexpressibleError("expert parallelism")
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
             if reason == OFFLOAD and _keeps_inputs_on_host(row):
@@ -399,6 +399,25 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     return model
 
 
+def _with_experts(row: Row, notes: list[str]) -> dict[str, object]:
+    """Return the architecture of a row of experts, its vocabulary padded and its loss in chunks."""
+    length = _number(row, "seq_len", "sequence length")
+    model = model_of_experts(row, notes)
+    model["vocab_size"] = math.ceil(model["vocab_size"] / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    model["loss_chunk"] = max(n for n in range(1, 513) if length % n == 0)
+    return model
+
+
+def _state_parameters(row: Row, model: dict[str, object]) -> float:
+    """Return the parameters of one group of experts: those of `expert` devices hold a share of the experts."""
+    told = _float(row["params_b"] or "0", "params_b") * 1e9
+    if not has_experts(row):
+        return told or _parameters(model)
+    found = _validated(TransformerModel, model)
+    experts = found.num_expert_layers * (found.num_experts or 0) * found.num_mlp_parameters
+    return found.num_parameters - experts * (1 - 1 / _count(row, "ep"))
+
+
 def _divided_heads(row: Row, model: Mapping[str, Any], head: int, notes: list[str]) -> dict[str, int]:
     """Return what changes where a chip has no kernel of cuDNN for heads above 128: each becomes several.
 
@@ -464,7 +483,13 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
     if held / fsdp * ((4 + 12 / sharing) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
-    sizes = {"stage": counts["stage"], "data": replicas // fsdp, "fsdp": fsdp, **counts}
+    expert = _count(row, "ep")
+    inside = math.gcd(expert, fsdp)  # experts' devices are replicas of all else, which FSDP shards too
+    fsdp, expert_outside = fsdp // inside, expert // inside
+    if (replicas // (fsdp * inside)) % expert_outside:
+        raise InexpressibleError("experts over devices of tensor parallelism")
+    data = replicas // (fsdp * expert)
+    sizes = {"stage": counts["stage"], "data": data, "fsdp": fsdp, "expert": expert, **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
     return Layout(axes=axes or (("data", 1),)), zero1
 
@@ -501,7 +526,7 @@ def _microbatch(row: Row, each: int) -> int:
 
 
 def _batch(row: Row, layout: Layout) -> dict[str, int]:
-    replicas = layout.size("data") * layout.size("fsdp")
+    replicas = layout.num_replicas
     each = _sequences(row, replicas)
     length = _number(row, "seq_len", "sequence length")
     return {

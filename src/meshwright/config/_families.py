@@ -30,7 +30,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 # Families in which rotary positions may turn a part of each head.
 PARTLY_TURNED = {"phi3", "gpt_neox", "glm", "glm4", "glm4_moe"}
-OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
+OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "expert_load", "balancing_loss"}
 ALWAYS_FALSE = (  # of no family here
     *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
     "rope_interleaved",  # in SmolLM2's files; transformers does not read it
