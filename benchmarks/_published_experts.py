@@ -53,18 +53,10 @@ def model_of_experts(row: Row, notes: list[str]) -> dict[str, Any]:
     entry = next((entry for entry in _models() if name in entry["names"]), None)
     if entry is None:
         raise InexpressibleError("experts of a model that is not known by its name")
-    model: dict[str, Any] = {"kind": "transformer"}
-    if "like" in entry:
-        model = load_config(entry["like"]).model.model_dump(exclude_defaults=True)
-        model["kind"] = "transformer"
-    model |= {**entry.get("fields", {}), "capacity_factor": BALANCED, "balancing_loss": 0.0}
-    for column, field in _TOLD.items():
-        if row[column] and float(row[column]) != model[field]:
-            raise InexpressibleError("dimensions other than those of the model that it names")
-    if experts := re.fullmatch(r"(\d+)/(\d+)", row["moe"]):
-        found = tuple(map(int, experts.groups()))
-        if found != (model["num_experts"], model["experts_per_token"]):
-            raise InexpressibleError("experts other than those of the model that it names")
+    known = load_config(entry["like"]).model.model_dump(exclude_defaults=True) if "like" in entry else {}
+    model = {**known, **entry.get("fields", {}), "kind": "transformer"}
+    model |= {"capacity_factor": BALANCED, "balancing_loss": 0.0}
+    _check(row, model)
     if note := entry.get("note"):
         notes.append(note)
     if entry.get("predicted_tokens") and "w/o mtp" not in row["model"].lower():
@@ -73,14 +65,13 @@ def model_of_experts(row: Row, notes: list[str]) -> dict[str, Any]:
     return model
 
 
-def predicts_more_tokens(run: RunConfig) -> bool:
-    """Return whether a run has one layer more than the model it names, for multi-token prediction."""
-    model = run.model
-    assert isinstance(model, TransformerModel)
-    return model.num_dense_layers > 0 and model.num_layers == DEEPSEEK_LAYERS + 1
-
-
-DEEPSEEK_LAYERS = 61
+def _check(row: Row, model: Mapping[str, Any]) -> None:
+    """Raise if what a row tells of its model is not so in the model that it names."""
+    if any(row[column] and float(row[column]) != model[field] for column, field in _TOLD.items()):
+        raise InexpressibleError("dimensions other than those of the model that it names")
+    experts = re.match(r"(\d+)/(\d+)", row["moe"])
+    if experts and tuple(map(int, experts.groups())) != (model["num_experts"], model["experts_per_token"]):
+        raise InexpressibleError("experts other than those of the model that it names")
 
 
 def class_of(config: RunConfig, fleet: Fleet) -> str:

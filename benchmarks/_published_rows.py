@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from _published_experts import class_of, has_experts, model_of_experts
-from _published_stacks import Stack, stack_of
+from _published_stacks import Stack, stack_of, stack_of_experts
 from _published_table import COLUMNS, INPUTS, Row, source_of
 from _published_words import InexpressibleError, is_lora, lora_of, results_kept, window_of
 from pydantic import ValidationError
@@ -73,10 +73,12 @@ def express(row: Row) -> Expressed:
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
-    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS if column in INPUTS})
+    told = (column for column in (*COLUMNS, "date") if column in INPUTS)
+    row = _with_scripts({column: (row.get(column) or "").strip() for column in told})
     _refuse_other_programs(row)
     notes: list[str] = []
     stack = stack_of(source_of(row), row["model"])
+    stack = stack_of_experts(row, source_of(row)) if has_experts(row) else stack
     unfused = _is_unfused(row, stack)
     precision = _precision(row, notes)
     fleet = _fleet(row, precision)
@@ -409,7 +411,7 @@ def _with_experts(row: Row, notes: list[str]) -> dict[str, object]:
 
 
 def _state_parameters(row: Row, model: dict[str, object]) -> float:
-    """Return the parameters of one group of experts: those of `expert` devices hold a share of the experts."""
+    """Return the parameters of a replica; of one with experts, what each of its experts' devices holds."""
     told = _float(row["params_b"] or "0", "params_b") * 1e9
     if not has_experts(row):
         return told or _parameters(model)
@@ -483,15 +485,25 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
     if held / fsdp * ((4 + 12 / sharing) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
-    expert = _count(row, "ep")
-    inside = math.gcd(expert, fsdp)  # experts' devices are replicas of all else, which FSDP shards too
-    fsdp, expert_outside = fsdp // inside, expert // inside
-    if (replicas // (fsdp * inside)) % expert_outside:
-        raise InexpressibleError("experts over devices of tensor parallelism")
-    data = replicas // (fsdp * expert)
-    sizes = {"stage": counts["stage"], "data": data, "fsdp": fsdp, "expert": expert, **counts}
+    sizes = {"stage": counts["stage"], **_with_expert(row, replicas, fsdp), **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
     return Layout(axes=axes or (("data", 1),)), zero1
+
+
+def _with_expert(row: Row, replicas: int, fsdp: int) -> dict[str, int]:
+    """Return the sizes of `data`, `fsdp` and `expert`: experts' devices are replicas of all else.
+
+    What FSDP shards over devices of experts too has `expert` for these.
+    """
+    expert = _count(row, "ep")
+    inside = math.gcd(expert, fsdp)
+    if replicas % (fsdp // inside * expert):
+        raise InexpressibleError("experts over devices of tensor parallelism")
+    return {
+        "data": replicas // (fsdp // inside * expert),
+        "fsdp": fsdp // inside,
+        **({"expert": expert} if expert > 1 else {}),
+    }
 
 
 def _owners(row: Row) -> int | None:

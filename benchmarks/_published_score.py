@@ -67,6 +67,7 @@ def predicted(row: Expressed) -> dict[str, Any]:
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
         "stack": row.stack.name,
+        **({"experts": row.experts} if row.experts else {}),
         **_software(row),
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
@@ -90,7 +91,9 @@ def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> 
     """
     machine = machine_of(row.fleet, None, row.attention_kernel)
     wide = row.stack.wide_gathers and row.config.precision == "fp8"
-    walked = walk(machine, executions, weighed.compiled.mesh_axes, WIDE_GATHERS if wide else AS_IT_IS)
+    variation = replace(WIDE_GATHERS if wide else AS_IT_IS, sends_once=row.stack.sends_once)
+    its = weighed.compiled
+    walked = walk(machine, executions, its.mesh_axes, variation, routing=its.routing, draws=False)
     prediction = prediction_of(
         machine,
         walked,
@@ -99,8 +102,12 @@ def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> 
         tokens_per_step=weighed.compiled.tokens_per_step,
     )
     whole = None
-    if row.stack.waits_for_reductions:
-        whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
+    if row.stack.waits_for_reductions or row.experts:
+        whole = {
+            name: _short(seconds)
+            for name, seconds in walked.total.items()
+            if is_reduction(name) or (row.experts and name.startswith("all-to-all["))
+        }
     found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
     found["recomputed_seconds"] = {name: _short(seconds) for name, seconds in walked.recomputed.items()}
     return found if whole is None else {**found, "whole_seconds": whole}

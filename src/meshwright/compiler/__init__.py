@@ -56,11 +56,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import TEXTS as TEXTS
     from ._record import Argument as Argument
     from ._record import Compiled as Compiled
-    from ._record import Routing as Routing
     from ._record import CorruptFolder as CorruptFolder
     from ._record import Declared as Declared
     from ._record import NamedKernel as NamedKernel
     from ._record import Request as Request
+    from ._record import Routing as Routing
     from ._record import RulesFile as RulesFile
     from ._record import TakesNoMesh as TakesNoMesh
     from ._record import TracedFlops as TracedFlops

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
 from ._section import (
     LARGEST,
+    AtLeastOne,
     Fraction,
     NotNegative,
     NotNegativeFloat,
@@ -22,7 +23,6 @@ from ._section import (
     Positive,
     PositiveFloat,
     Problem,
-    AtLeastOne,
     Share,
     near_divisors,
     or_list,

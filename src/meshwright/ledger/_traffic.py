@@ -95,13 +95,17 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
         payload_bytes=done.num_bytes,
         wire_bytes=wire_bytes,
         groups=text,
-        moves_tokens=is_of_experts(instruction) and (kind == "all-to-all" or axes == ("tensor",)),
+        moves_tokens=is_of_experts(instruction.op_name) and (kind == "all-to-all" or axes == ("tensor",)),
     )
 
 
-def is_of_experts(instruction: Instruction) -> bool:
-    """Return whether an instruction stands in the scope of experts (`trainer.models.experts`), router apart."""
-    scopes = module_of(instruction.op_name).split("/")
+def is_of_experts(op_name: str) -> bool:
+    """Return whether an operation stands in the scope of experts (`trainer.models.experts`), router apart.
+
+    >>> is_of_experts("jit(step)/jvp(layers)/while/body/mlp_block/experts/shard_map/up/dot_general")
+    True
+    """
+    scopes = module_of(op_name).split("/")
     return "experts" in scopes and "router" not in scopes
 
 

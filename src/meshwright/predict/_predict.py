@@ -291,7 +291,9 @@ def predict(
     """
     _check_source(compiled, fleet)
     machine = machine_of(fleet, calibration, attention_kernel, measured)
-    walks = _Walks(machine=machine, schedule=Schedule(executions, compiled.mesh_axes, compiled.routing), prices={})
+    walks = _Walks(
+        machine=machine, schedule=Schedule(executions, compiled.mesh_axes, compiled.routing), prices={}
+    )
     walked = walks.walked()
     peer_seconds = _peer_seconds(walks) if walked.transfers else None
     found = prediction_of(
@@ -560,7 +562,13 @@ def what_helps(
     schedule = Schedule(executions, compiled.mesh_axes, compiled.routing) if schedule is None else schedule
     walks = _Walks(machine=machine, schedule=schedule, prices=prices)
     again = _Again(walks=walks, walked=walked)
-    bounds = [*_hidden(again), *_sent_once(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
+    bounds = [
+        *_hidden(again),
+        *_sent_once(again),
+        *_kept(again, memory),
+        *_narrowed(again),
+        *_without_gaps(again),
+    ]
     least = LEAST_SHARE * walked.seconds
     large = [help_ for help_ in bounds if help_.saving_seconds > least]
     return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))

@@ -253,7 +253,9 @@ class _Walker:
             once = known if self.variation.sends_once else None
             found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order, once)
             load = known.load if known is not None and message.moves_tokens else 1.0
-            factor = load * self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            factor = (
+                load * self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            )
             is_hidden = found.axes == self.variation.hidden
             self._transfers[message] = None if is_hidden else replace(found, seconds=found.seconds * factor)
         return self._transfers[message]
@@ -273,7 +275,7 @@ class _Walker:
             kernel = kernel_of(self.machine, self.schedule.program, computation, instruction, known)
             is_again = self.schedule.phase(computation, instruction) == "recompute"
             factor = self.machine.factors.of(kernel.kind, is_recomputed=is_again)
-            if self.schedule.routing is not None and is_of_experts(instruction):
+            if self.schedule.routing is not None and is_of_experts(instruction.op_name):
                 factor *= self.schedule.routing.load
             self._prices[key] = replace(kernel, seconds=kernel.seconds * factor, is_recomputed=is_again)
         return self._prices[key]

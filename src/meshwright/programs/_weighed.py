@@ -136,9 +136,7 @@ def _routing(run: RunConfig | None) -> Routing | None:
     if not isinstance(model, TransformerModel) or model.num_experts is None:
         return None
     assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
-    return Routing(
-        num_experts=model.num_experts, num_chosen=model.experts_per_token, load=model.expert_load
-    )
+    return Routing(num_experts=model.num_experts, num_chosen=model.experts_per_token, load=model.expert_load)
 
 
 def _has_backward(compiled: Compiled) -> bool:

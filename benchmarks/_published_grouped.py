@@ -1,0 +1,109 @@
+"""Count what Megatron Core runs for a layer of experts where our program runs something else.
+
+Grouped products reach less of the chip the narrower an expert is. Kernels that move rows are Transformer
+Engine's and the dispatcher's (https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/moe:
+experts.py, token_dispatcher.py, moe_utils.py), counted by the bytes that they read and write.
+Not counted: how unequal experts are, which the published runs balance.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _published_sizes import Sizes
+
+from meshwright.predict._rates import Machine
+
+# Bytes of a layer's elementwise kernels by token, forward and backward, in 16 bits. By the width: two norms,
+# two sums of residuals; by queries: rotation and gradients; by keys the same, with the gradients of values. As
+# in `_published_stacks`, apart here because experts' models have queries wider than the layer.
+WIDTH_BYTES, QUERY_BYTES, KEY_BYTES = 48.0, 12.0, 16.0
+HEAD_NORM_BYTES = 12.0  # by queries and keys, where heads are normalised
+# By chosen experts and width: rows are written in the experts' order (read 2, write 2) and read back (2), and
+# so are their gradients. In 8 bits both are read and written twice more, as they are and transposed.
+PERMUTED_BYTES, CAST_BYTES = 12.0, 8.0
+# By chosen experts and width: sums of results before they are sent, and of gradients (read 2, write 2 each).
+COMBINED_BYTES = 8.0
+ACTIVATION_BYTES = 16.0  # by chosen and shared experts and their width: forward 6, backward 10
+CAST_WIDTH_BYTES = 12.0  # in 8 bits, by the width: as `_published_stacks` has it for attention and MLP
+# A step in one graph keeps what experts save in pages (moe_paged_stash): by chosen experts, the input (1 byte
+# of its width), the gated units (2 bytes of twice the experts' width) and the hidden ones (1 byte) are copied
+# there and back, each read and written.
+STASHED_COPIES = 4
+# Launches of a layer and microbatch by local expert: Transformer Engine's grouped linear layers cast, swizzle
+# scales and multiply each expert by itself (transformer_engine/pytorch/module/grouped_linear.py): forward 4 of
+# each of two layers, backward 7.
+LAUNCHES_OF_EXPERT = 22
+
+
+def experts_bytes(sizes: Sizes, *, eight_bits: bool) -> float:
+    """Return the bytes of a token in a layer of experts, forward and backward."""
+    model = sizes.model
+    chosen = model.experts_per_token or 0
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    moved = WIDTH_BYTES * model.embed_dim + QUERY_BYTES * queries + KEY_BYTES * keys
+    moved += HEAD_NORM_BYTES * (queries + keys) if model.qk_norm != "none" else 0.0
+    rows = PERMUTED_BYTES + (CAST_BYTES if eight_bits else 0.0)
+    moved += rows * chosen * model.embed_dim + COMBINED_BYTES * chosen * model.embed_dim
+    moved += ACTIVATION_BYTES * (chosen + model.num_shared_experts) * model.mlp_dim
+    moved += CAST_WIDTH_BYTES * model.embed_dim if eight_bits else 0.0
+    return moved
+
+
+def stashed_bytes(sizes: Sizes) -> float:
+    """Return the bytes of a token in a layer of experts that copies to pages and back read and write."""
+    model = sizes.model
+    return STASHED_COPIES * (model.experts_per_token or 0) * (model.embed_dim + 5 * model.mlp_dim)
+
+
+def launches_of_experts(sizes: Sizes) -> float:
+    """Return the launches of a device's own experts in a layer and microbatch."""
+    assert sizes.model.num_experts is not None
+    return LAUNCHES_OF_EXPERT * sizes.model.num_experts / sizes.experts_apart
+
+
+def grouped_seconds(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tuple[float, float]:
+    """Return the seconds of a layer's grouped products as measured, and as we price ours; of a microbatch."""
+    model, devices = sizes.model, sizes.experts_apart
+    assert model.num_experts is not None
+    local = model.num_experts // devices
+    rows = sizes.tokens * (model.experts_per_token or 0) / local
+    peaks = machine.peak_flops_per_second
+    format_name = "fp8-e4m3" if eight_bits else "bf16"
+    each = 1 if eight_bits else 2
+    d, f = model.embed_dim, model.mlp_dim / sizes.tensor_of_experts
+
+    def seconds(m: float, n: float, k: float) -> float:
+        moved = local * (each * (m * k + k * n) + 2 * m * n)
+        return float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=local, num_bytes=moved))
+
+    ours = 2 * (seconds(rows, f, d) + seconds(rows, d, f) + seconds(d, f, rows))  # gate and up
+    ours += seconds(rows, d, f) + seconds(rows, f, d) + seconds(f, d, rows)
+    flops = 3 * 3 * 2 * local * rows * d * f
+    share = grouped_share(machine.name, model.mlp_dim)
+    measured = ours if share is None else max(ours, flops / (peaks[format_name] * share))
+    return measured, ours
+
+
+@functools.cache
+def _tables() -> Mapping[str, Any]:
+    text = (Path(__file__).parent / "published_assumptions.toml").read_text()
+    return tomllib.loads(text)["grouped_products"]
+
+
+def grouped_share(chip: str, width: int) -> float | None:
+    """Return the share of the peak that grouped products of experts of a width reach; None if not known.
+
+    Between measured widths it follows the logarithm of the width.
+    """
+    tables = _tables()
+    found = next((table for table in tables["of"] if chip in table["chips"]), None)
+    if found is None:
+        return None
+    return float(np.interp(math.log(width), np.log(tables["widths"]), found["shares"]))
