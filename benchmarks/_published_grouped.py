@@ -21,8 +21,8 @@ from _published_sizes import Sizes
 from meshwright.predict._rates import Machine
 
 # Bytes of a layer's elementwise kernels by token, forward and backward, in 16 bits. By the width: two norms,
-# two sums of residuals; by queries: rotation and gradients; by keys the same, with the gradients of values. As
-# in `_published_stacks`, apart here because experts' models have queries wider than the layer.
+# two sums of residuals; by queries: rotation and gradients; by keys the same, with the gradients of values.
+# As in `_published_stacks`, apart here because experts' models have queries wider than the layer.
 WIDTH_BYTES, QUERY_BYTES, KEY_BYTES = 48.0, 12.0, 16.0
 HEAD_NORM_BYTES = 12.0  # by queries and keys, where heads are normalised
 # By chosen experts and width: rows are written in the experts' order (read 2, write 2) and read back (2), and
@@ -37,8 +37,8 @@ CAST_WIDTH_BYTES = 12.0  # in 8 bits, by the width: as `_published_stacks` has i
 # there and back, each read and written.
 STASHED_COPIES = 4
 # Launches of a layer and microbatch by local expert: Transformer Engine's grouped linear layers cast, swizzle
-# scales and multiply each expert by itself (transformer_engine/pytorch/module/grouped_linear.py): forward 4 of
-# each of two layers, backward 7.
+# scales and multiply each expert by itself (transformer_engine/pytorch/module/grouped_linear.py): forward 4
+# of each of two layers, backward 7.
 LAUNCHES_OF_EXPERT = 22
 
 

@@ -77,12 +77,10 @@ def express(row: Row) -> Expressed:
     row = _with_scripts({column: (row.get(column) or "").strip() for column in told})
     _refuse_other_programs(row)
     notes: list[str] = []
-    stack = stack_of(source_of(row), row["model"])
-    stack = stack_of_experts(row, source_of(row)) if has_experts(row) else stack
+    stack = _stack(row)
     unfused = _is_unfused(row, stack)
     precision = _precision(row, notes)
-    fleet = _fleet(row, precision)
-    model = _with_experts(row, notes) if has_experts(row) else _model(row, unfused, notes)
+    fleet, model = _fleet(row, precision), _model(row, unfused, notes)
     lora = lora_of(row, _told(row))
     layout, zero1 = _layout(row, fleet, _state_parameters(row, model), notes)
     if lora and layout.size("stage") > 1:
@@ -135,6 +133,11 @@ def express(row: Row) -> Expressed:
         standard=standard,
         notes=tuple(notes),
     )
+
+
+def _stack(row: Row) -> Stack:
+    source = source_of(row)
+    return stack_of_experts(row, source) if has_experts(row) else stack_of(source, row["model"])
 
 
 def express_measured(row: Row) -> Expressed:
@@ -346,6 +349,11 @@ def _slices(row: Row, chip: Chip) -> Fleet:
 
 
 def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
+    """The architecture of a row: of experts by its name, else by its dimensions."""
+    return _with_experts(row, notes) if has_experts(row) else _dense_model(row, unfused, notes)
+
+
+def _dense_model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     """The architecture by its dimensions: what has a gated MLP is a Llama, what has not a GPT.
 
     A GPT has learned positions (for ALiBi too, which costs nothing to speak of); vocabularies are padded

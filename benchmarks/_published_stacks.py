@@ -277,7 +277,7 @@ def seconds_of_experts(
     return added
 
 
-# HybridEP has so many multiprocessors in Megatron Bridge's recipes (moe_hybridep_num_sms), which do not multiply.
+# HybridEP has so many multiprocessors for itself in Megatron Bridge's recipes (moe_hybridep_num_sms).
 DISPATCH_SMS = 32
 # cuDNN's attention in 8 bits takes so much of its time in 16, by the width of heads: medians over prefills of
 # 2,048 positions and more on GB200 in the tables of aiconfigurator (Apache-2.0).

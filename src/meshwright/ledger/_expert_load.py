@@ -47,6 +47,6 @@ def load_in_words(routing: Routing | None) -> tuple[str, ...]:
     if routing.load == 1.0:
         return ("experts: every device gets as many tokens as another (model.expert_load = 1.0)",)
     return (
-        f"experts: one device gets {routing.load:g} times the mean of tokens (model.expert_load): the time of "
-        "its experts and their messages is multiplied by that, and so are their buffers",
+        f"experts: one device gets {routing.load:g} times the mean of tokens (model.expert_load): the time "
+        "of its experts and their messages is multiplied by that, and so are their buffers",
     )
