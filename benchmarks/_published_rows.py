@@ -28,6 +28,7 @@ from meshwright.hardware import Chip, Fleet, Link, find_chip
 Record = TypeVar("Record", RunConfig, TransformerModel)
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
 LONGEST_STANDARD, SMALLEST_STANDARD = 16384, 0.7e9
+CELLS = ("date", *(column for column in COLUMNS if column in INPUTS))
 FROZEN_BYTES = 2  # per parameter beside adapters
 STATE_BYTES = 16  # per parameter: float32 parameter, gradient and two moments, the least our step holds
 FAR_FROM_STATED = 0.15  # a stated number of parameters further off means other dimensions
@@ -73,8 +74,7 @@ def express(row: Row) -> Expressed:
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
-    told = (column for column in (*COLUMNS, "date") if column in INPUTS)
-    row = _with_scripts({column: (row.get(column) or "").strip() for column in told})
+    row = _with_scripts({column: (row.get(column) or "").strip() for column in CELLS})
     _refuse_other_programs(row)
     notes: list[str] = []
     stack = _stack(row)
