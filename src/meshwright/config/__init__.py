@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._expert_rows import TILE_ROWS as TILE_ROWS
+    from ._expert_rows import sent_rows as sent_rows
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES

@@ -247,7 +247,7 @@ class TransformerModel(ModelKind):
     Effect: that of `router_groups`, which needs it. Unit: groups"""
     capacity_factor: OptionalPositiveFloat = None
     """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
-    Effect: larger factors pad more and drop less; `none` drops nothing and pads most. Unit: fair shares"""
+    Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
     expert_load: AtLeastOne = 1.0
     """Tokens of the device whose experts get most, over the mean of all devices, as far as prices go.
     Effect: multiplies the experts' predicted time, their messages and their buffers; the program is the same.

@@ -147,14 +147,14 @@ def _duplicated_work(flops: FlopLedger, axes: Mapping[str, int]) -> Iterator[Fin
     for module, wasted in flops.waste_by_module.items():
         if wasted > SMALL_SHARE * flops.executed:
             heads = " (of key-value heads, by a smaller tensor)" if axes.get("tensor", 1) > 1 else ""
-            capacity = ": of experts, by a smaller capacity factor" if "expert" in module else ""
+            experts = ": of experts, by more tokens in a microbatch" if "expert" in module else ""
             yield Finding(
                 kind="work done twice",
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
                 mend=f"split its operands over the axis whose devices do the same{heads}, or drop the "
-                f"padding{capacity}",
+                f"padding{experts}",
             )
 
 

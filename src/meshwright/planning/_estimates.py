@@ -26,7 +26,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import MOST_GATHERED_BYTES, NF4_BLOCK, RunConfig, TransformerModel
+from meshwright.config import (
+    MOST_GATHERED_BYTES,
+    NF4_BLOCK,
+    TILE_ROWS,
+    RunConfig,
+    TransformerModel,
+    sent_rows,
+)
 from meshwright.predict import Machine, attention_seconds
 
 from ._messages import collective_of
@@ -273,8 +280,12 @@ class Form:
         if not isinstance(model, TransformerModel) or model.num_experts is None:
             return 1.0
         factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
-        routed = float(experts) if factor is None else min(factor * chosen, experts)
-        return routed + model.num_shared_experts
+        if factor is not None:
+            return min(factor * chosen, experts) + model.num_shared_experts
+        fair = self.tokens * chosen / self.expert  # rows for each device of a group
+        sent = np.where(self.expert > 1, sent_rows(fair), fair) * self.expert / self.tokens
+        padding = TILE_ROWS * experts / (self.expert * self.tokens)  # a tile of each expert, in part
+        return np.minimum(sent + padding, experts) + model.num_shared_experts
 
     def _kept(self) -> Numbers:
         """Return the bytes of each token that a block keeps by the policy."""

@@ -34,7 +34,6 @@ from meshwright.config import (
     RMSPropOptimizer,
     RunConfig,
     SGDOptimizer,
-    TransformerModel,
     check_layout,
     overridden,
 )
@@ -43,7 +42,6 @@ from meshwright.hardware import Fleet, Slices
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes, format_count
 
-CAPACITY_FACTOR = 1.25  # Switch Transformer's in training (Fedus et al. 2021, section 2.2)
 ADAPTER_RANK = 16  # of the example in PEFT's documentation of LoRA
 STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
@@ -196,12 +194,7 @@ def _slices_of_size(fleet: Fleet, slices: Slices, num_devices: int) -> Fleet | N
 
 
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> Iterator[Suggestion]:
-    """Suggest smaller buffers of experts, fewer sequences at once, less saved, and smaller shards."""
-    model = config.model
-    if isinstance(model, TransformerModel) and model.num_experts and model.capacity_factor is None:
-        effect = f"an expert's buffer holds {CAPACITY_FACTOR} times its fair share in place of every token; "
-        overrides = (f"model.capacity_factor={CAPACITY_FACTOR}",)
-        yield Suggestion(overrides=overrides, effect=f"{effect}tokens beyond it are dropped")
+    """Suggest fewer sequences at once, less saved, and smaller shards."""
     per_replica = config.batch.sequences // layout.num_replicas
     now = min(config.batch.microbatch_sequences or per_replica, per_replica)
     fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)

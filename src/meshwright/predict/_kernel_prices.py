@@ -41,6 +41,7 @@ from meshwright.ledger import (
 
 from ._dispatch import copies_once
 from ._formulas import attention_seconds, collective_seconds
+from ._rate_files import runs
 from ._rates import Machine
 
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
@@ -105,6 +106,7 @@ def _written(program: Program, computation: Computation, value: Instruction) -> 
 
 
 _HOST_SPACE = 5
+NUM_DIMS_OF_MATRICES = 3  # experts, inputs, outputs
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
 
@@ -173,11 +175,15 @@ def kernel_of(
         flops[format_name] += work.flops
         kind = "matmul" if _is_product(place) else work.kind
         if (kernel := traced_kernel_of(place)) is not None:
-            seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
-            if not (machine.is_tpu and kernel.name.startswith(SPLASH)):
-                unpriced.append(
-                    f"kernel {kernel.name}: no rate of it is known, it is priced as a {kernel.kind} of ours"
-                )
+            if kernel.name in runs()["grouped"]["shares"]:
+                seconds = _grouped_seconds(machine, inner, place, kernel, format_name, peak)
+                known_on = runs()["grouped"]["chips"]
+            else:
+                seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
+                known_on = [machine.name] if machine.is_tpu and kernel.name.startswith(SPLASH) else []
+            if machine.name not in known_on:
+                like = f"the share of {known_on[0]}" if known_on else f"a {kernel.kind} of ours"
+                unpriced.append(f"kernel {kernel.name}: no rate of it is known, it is priced as {like}")
         elif in_library:
             at_peak, moved = work.flops / peak, num_bytes / machine.memory_bytes_per_second
             seconds = max(at_peak, moved / machine.memory_efficiency)
@@ -323,6 +329,29 @@ def _kernel_seconds(
         )
     memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
     return max(kernel.flops / (peak * rate.efficiency), memory) + rate.start_seconds
+
+
+def _grouped_seconds(
+    machine: Machine,
+    computation: Computation,
+    place: Instruction,
+    kernel: NamedKernel,
+    format_name: str,
+    peak: float,
+) -> float:
+    """Return the seconds of our grouped product of experts: by its share of what products sustain.
+
+    The gradient of matrices writes more than products of its FLOPs do, which is added.
+    """
+    rates, result = runs()["grouped"], place.arrays[0]
+    is_gradient = len(result.dims) == NUM_DIMS_OF_MATRICES
+    matrices = result if is_gradient else computation.operand_arrays(place)[2]
+    narrow, wide = rates["shares"][kernel.name]
+    share = narrow if min(matrices.dims[1:]) < rates["wide"] else wide
+    efficiency = machine.rates.gemm_for(format_name).efficiency
+    sustained = machine.sustained_flops_per_second(format_name) or peak * efficiency
+    written = result.num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+    return kernel.flops / (share * sustained) + (written if is_gradient else 0.0)
 
 
 def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> int:
