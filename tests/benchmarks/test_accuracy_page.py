@@ -123,9 +123,7 @@ def test_experts_have_a_class_each_with_what_every_rule_changed(record):
     record["row"] += [of_experts(1, 0.02, 1.4), of_experts(2, 0.04, 1.3)]
     record["row"] += [of_experts(3, -0.2, 0.9, experts="experts across domains, bf16", configuration="beef")]
     lines = page(record, "today.toml").splitlines()
-    assert (
-        "3 runs of mixtures of experts, of 2 configurations: each release of a source's software" in lines
-    )
+    assert "3 runs of mixtures of experts, of 2 configurations: each release of a source's software" in lines
     one, across = "experts in one domain, fp8", "experts across domains, bf16"
     assert f"| {one} | fitted | 2 | 35.0 % | +35.0 % | 3.0 % | 3.8 % | +3.0 % |" in lines
     assert f"| {across} | fitted | 1 | 10.0 % | -10.0 % | 20.0 % | 20.0 % | -20.0 % |" in lines
