@@ -35,7 +35,7 @@ def test_a_load_multiplies_the_experts_messages_and_their_products_alone(balance
     assert {name: after[name] for name in others} == {name: before[name] for name in others}
     assert after["memory-bound"] >= before["memory-bound"]
     assert loaded.ledger.flops == balanced.ledger.flops, "the program is the same"
-    assert loaded.made_by.compiled.fingerprint == balanced.made_by.compiled.fingerprint
+    assert loaded.compiled.fingerprint == balanced.compiled.fingerprint
 
 
 def test_a_load_takes_memory_and_the_ledger_says_what_is_assumed(balanced):
