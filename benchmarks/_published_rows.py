@@ -78,8 +78,7 @@ def express(row: Row) -> Expressed:
     _refuse_other_programs(row)
     notes: list[str] = []
     stack = _stack(row)
-    unfused = _is_unfused(row, stack)
-    precision = _precision(row, notes)
+    unfused, precision = _is_unfused(row, stack), _precision(row, notes)
     fleet, model = _fleet(row, precision), _model(row, unfused, notes)
     lora = lora_of(row, _told(row))
     layout, zero1 = _layout(row, fleet, _state_parameters(row, model), notes)
