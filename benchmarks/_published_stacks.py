@@ -16,7 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _published_grouped import experts_bytes, grouped_seconds, launches_of_experts, stashed_bytes
+from _published_grouped import (
+    Kernels,
+    experts_bytes,
+    grouped_seconds,
+    launch_seconds,
+    layer_bytes,
+    stashed_bytes,
+)
 from _published_sizes import Sizes
 from _published_tensor import seconds_in_pieces, waited_seconds
 from _sweep_program import MEGATRON
@@ -98,8 +105,9 @@ class Stack:
     Of runs of experts: `groups_products`: products of experts run at measured rates of grouped ones.
     `sends_once`: a token's row crosses once to each domain and device (DeepEP, HybridEP). `graphs`: what of a
     layer the host launches as one CUDA graph: "" | router | attention (and router) | whole (steps).
-    `overlaps_experts`: experts' messages of one microbatch run beside another's products.
-    `narrow_attention`: attention multiplies in 8 bits.
+    `waits_for_counts`: the host waits for a dispatch's counts of rows before it launches the experts.
+    `fused_experts`: activations are part of the grouped products. `overlaps_experts`: experts' messages of
+    one microbatch run beside another's products. `narrow_attention`: attention multiplies in 8 bits.
     """
 
     name: str
@@ -129,6 +137,8 @@ class Stack:
     groups_products: bool = False
     sends_once: bool = False
     graphs: str = ""
+    waits_for_counts: bool = True
+    fused_experts: bool = False
     overlaps_experts: bool = False
     narrow_attention: bool = False
 
@@ -270,11 +280,17 @@ def seconds_of_experts(
     if stack.graphs == "whole":
         stashed = of_experts * sizes.tokens * stashed_bytes(sizes) / _copied_per_second(machine)
         added["what experts save copied to pages"] = stashed
-    else:
+    elif stack.waits_for_counts:
         around = 0.0 if stack.graphs else 0.75 * HOST_LAYER_SECONDS  # of a layer without a repeat
-        each = launches_of_experts(sizes) * shared().eager_launch_seconds
+        moved = sizes.tokens * experts_bytes(sizes, _kernels_of_experts(stack, precision))
+        device = measured + moved / _copied_per_second(machine)
+        each = max(launch_seconds(sizes) - device, 0.0)
         added["launches that a dispatch waits for"] = layers * around + of_experts * each
     return added
+
+
+def _kernels_of_experts(stack: Stack, precision: str) -> Kernels:
+    return Kernels(eight_bits=precision == "fp8", fused=stack.fused_experts, sends_once=stack.sends_once)
 
 
 # HybridEP has so many multiprocessors for itself in Megatron Bridge's recipes (moe_hybridep_num_sms).
@@ -441,7 +457,7 @@ def _fused_seconds(stack: Stack, sizes: Sizes, machine: Machine, precision: str)
     width += DROPOUT_WIDTH_BYTES if stack.dropout else 0.0
     passed = width * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
     if model.num_experts is not None:
-        of_experts = experts_bytes(sizes, eight_bits=precision == "fp8")
+        of_experts = layer_bytes(sizes, _kernels_of_experts(stack, precision))
         dense = model.num_dense_layers / model.num_layers
         passed += mlp * ((model.dense_mlp_dim or model.mlp_dim) - model.mlp_dim)
         passed = dense * passed + (1 - dense) * of_experts

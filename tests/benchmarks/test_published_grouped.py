@@ -2,13 +2,21 @@
 
 import sys
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _published_grouped import experts_bytes, grouped_seconds, grouped_share, launches_of_experts
+from _published_grouped import (
+    Kernels,
+    experts_bytes,
+    grouped_seconds,
+    grouped_share,
+    launch_seconds,
+    layer_bytes,
+)
 from _published_sizes import Sizes
 from _published_stacks import Stack, seconds_of_experts
 
@@ -56,9 +64,15 @@ def test_a_replica_is_each_device_of_experts_and_holds_its_share_of_them():
 def test_a_layers_bytes_are_those_of_its_kernels_by_hand():
     width, queries, keys, hidden = 2048, 4096, 512, 768
     once = 48 * width + 12 * queries + 16 * keys + 12 * (queries + keys)
-    rows = 8 * (12 + 8) * width + 16 * 8 * hidden
-    assert experts_bytes(sizes(), eight_bits=False) == once + rows
-    assert experts_bytes(sizes(), eight_bits=True) == once + rows + 8 * 8 * width + 12 * width
+    rows, activations = 2 * 14 * 8 * width, 16 * 8 * hidden
+    assert layer_bytes(sizes(), Kernels()) == once + rows + activations
+    narrow = layer_bytes(sizes(), Kernels(eight_bits=True, fused=True))
+    assert narrow == once + rows + 8 * 8 * width + 12 * width
+    assert experts_bytes(sizes(), Kernels()) == rows + activations
+    # Sent once to 8 devices: each holds one of eight chosen of 128 experts with a probability of 0.667.
+    reached = 8 * (1 - comb(112, 8) / comb(128, 8))
+    by_once = experts_bytes(sizes(), Kernels(sends_once=True))
+    assert by_once == pytest.approx(2 * (6 * 8 + 2 * reached) * width + activations)
 
 
 def test_grouped_products_are_never_faster_than_ours_and_narrow_ones_slower():
@@ -98,15 +112,19 @@ def test_messages_beside_products_leave_what_their_multiprocessors_would_have_mu
     assert hidden["experts' messages beside products"] == 0.0, "our program waits for none of them"
 
 
-def test_graphs_take_launches_away_and_a_whole_step_in_one_copies_what_it_keeps():
-    launches = "launches that a dispatch waits for"
-    by_hand = sizes().layers * sizes().ticks * launches_of_experts(sizes()) * 5e-6
-    one, router, whole = (added(replace(GROUPED, graphs=graphs)) for graphs in ("", "router", "whole"))
-    assert router[launches] == pytest.approx(by_hand)
+def test_experts_take_what_their_launches_take_where_the_host_is_slower():
+    launches, few = "launches that a dispatch waits for", sizes()
+    one, router, whole = (added(replace(GROUPED, graphs=graphs), few) for graphs in ("", "router", "whole"))
+    device = grouped_seconds(few, MACHINE, eight_bits=True)[0]
+    device += 4096 * experts_bytes(few, Kernels(eight_bits=True)) / (0.85 * MACHINE.memory_bytes_per_second)
+    assert launch_seconds(few) == pytest.approx(16 * 22 * 15e-6)
+    assert router[launches] == pytest.approx(few.layers * few.ticks * (launch_seconds(few) - device))
     assert one[launches] > router[launches]
     assert launches not in whole
+    assert launches not in added(replace(GROUPED, waits_for_counts=False))
     assert whole["what experts save copied to pages"] > 0
-    assert launches_of_experts(sizes("expert=64")) == launches_of_experts(sizes()) / 8
+    many = sizes("expert=64", "batch.microbatch_sequences=8", "batch.sequences=512")
+    assert added(replace(GROUPED, graphs="router"), many)[launches] == 0
 
 
 def test_attention_in_eight_bits_is_faster():
