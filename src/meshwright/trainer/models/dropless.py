@@ -12,8 +12,7 @@ smaller buffers, as many as the fullest device needs. With an even load there ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,34 +20,72 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meshwright.config import TransformerModel, sent_rows
-from meshwright.sharding import axis_size
+from meshwright.sharding import axis_size, whole_size
 
 from ._base_model import Context
 from .expert_rows import Order, Places, exchange, exchange_back, is_split, matched, places_of, receive, send
-from .grouped_products import Grouping, Tiles, grouped_product, grouping_for, tiles_for, tiles_of
+from .grouped_products import (
+    Axes,
+    Grouping,
+    Tiles,
+    grouped_fp8_product,
+    grouped_product,
+    grouping_for,
+    tiles_for,
+    tiles_of,
+)
 
+Matrices = dict[str, Any]
 LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
-Mlp = Callable[[Array, Array, dict[str, Any], Callable[[Array, Any], Array]], Array]
-"""From rows, their factors, the experts' matrices and what multiplies rows with a matrix, to the results."""
+Mlp = Callable[[Array, Array, Callable[[Array, str], Array]], Array]
+"""From rows, their factors and what multiplies rows with the matrix of a name, to the results."""
 
 
-class _Sizes(NamedTuple):
-    """What is known before the run: experts, of this device and in all, and devices that exchange rows."""
+class Run(NamedTuple):
+    """What the experts of a run are: the axes of their matrices by name, what each computes, and settings."""
 
-    experts: int
-    own: int
-    senders: int
-    fair: int  # rows of this device with an even load
+    axes: Mapping[str, Axes]
+    mlp: Mlp
+    config: TransformerModel
+    context: Context
+
+    @property
+    def own(self) -> int:
+        """Return the number of experts on this device."""
+        return (self.config.num_experts or 0) // self.parts
+
+    @property
+    def parts(self) -> int:
+        """Return the number of devices that split the experts."""
+        return whole_size(self.context.mesh, "expert")
+
+    @property
+    def senders(self) -> int:
+        """Return the number of devices whose rows one device multiplies."""
+        return self.parts * axis_size(self.context.mesh, "tensor")
+
+    def grouping(self, rows: int) -> Grouping:
+        """Return how this device multiplies `rows` rows."""
+        return grouping_for(rows, self.own, self.context.platform, self.context.compute_capability)
+
+    def in_tiles(self, x: Array, factors: Array, matrices: Matrices, tiles: Tiles, how: Grouping) -> Array:
+        """Run the experts on rows in tiles."""
+
+        def multiply(x: Array, name: str) -> Array:
+            product = grouped_fp8_product if self.context.fp8 else grouped_product
+            return product(x, matrices[name], tiles, how, self.axes[name])
+
+        executed = x.shape[0] if how.by_kernel is None else how.executed
+        with jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}"):
+            return self.mlp(x, factors, multiply)
 
 
 def dropless(
     tokens: Float[Array, "tokens embed"],
     weights: Float[Array, "tokens choices"],
-    matrices: dict[str, Any],
+    matrices: Matrices,
     order: Order,
-    mlp: Mlp,
-    config: TransformerModel,
-    context: Context,
+    run: Run,
 ) -> Float[Array, "tokens embed"]:
     """Return the sum of the results of each token's experts, weighted; over `tensor` of all its devices.
 
@@ -57,89 +94,69 @@ def dropless(
         weights: the router's.
         matrices: of this device's experts, whole but for `tensor`.
         order: the experts that the tokens chose.
-        mlp: what an expert computes.
+        run: what an expert computes, and how.
     """
-    experts, choices = config.num_experts or 0, weights.shape[1]
-    own, others = experts // axis_size(context.mesh, "expert"), axis_size(context.mesh, "tensor")
-    senders = experts // own * others
-    sizes = _Sizes(experts, own, senders, weights.size * others)
-    if senders == 1:
-        how = _grouping(weights.size, sizes, context)
-        num_tiles = tiles_for(weights.size, experts, how.tile)
-        tiles = tiles_of(order.counts, num_tiles, how.tile)
-        slots = tiles.start[order.expert] * how.tile + order.rank
-        places = places_of(slots, jnp.ones(slots.shape, bool), num_tiles * how.tile)
-        factors = matched(weights, places)[:, None]
-        return receive(_in_tiles(send(tokens, places), factors, matrices, tiles, how, mlp), places)
-
-    most = tokens.shape[0] * min(choices, own)  # rows of this device that another may be sent
-    fair = weights.size * own / experts
-    first = weights.size if own == experts else min(most, math.ceil(sent_rows(fair)))
+    if run.senders == 1:
+        return _on_its_own(tokens, weights, matrices, order, run)
+    fair = weights.size / run.parts
+    most = tokens.shape[0] * min(weights.shape[1], run.own)  # rows of this device that another may be sent
+    first = weights.size if run.parts == 1 else min(most, math.ceil(sent_rows(fair)))
     later = math.ceil(LATER * first)
+    rest: Array | float = 0.0
+    if first < most and run.parts > 1:
+        fullest = jnp.max(order.counts.reshape(-1, run.own).sum(axis=1))
+        exchanging = tuple(axis for axis in ("expert", "tensor") if is_split(axis, run.context))
+        left = jnp.maximum(jax.lax.pmax(fullest, exchanging) - first, 0)
 
-    def round_of(size: int, low: Array, tokens: Array, weights: Array, matrices: Any, order: Order) -> Array:
-        rows = sizes.fair if size == first else sizes.senders * size
-        how = _grouping(rows, sizes, context)
-        return _round(tokens, weights, matrices, order, low, size, sizes, how, mlp, context)
+        def one_of_rest(i: Array, tokens: Array, weights: Array, matrices: Matrices, order: Order) -> Array:
+            how = run.grouping(run.senders * later)
+            return _round(tokens, weights, matrices, order, first + i * later, later, how, run)
 
-    rest = jnp.zeros_like(tokens)
-    if first < most and own < experts:
-        fullest = jnp.max(order.counts.reshape(-1, own).sum(axis=1))
-        fullest = jax.lax.pmax(fullest, tuple(a for a in ("expert", "tensor") if is_split(a, context)))
-        num_rounds = jnp.maximum(fullest - first + later - 1, 0) // later
-
-        def one_of_rest(i: Array, *arrays: Any) -> Array:
-            return round_of(later, first + i * later, *arrays)
-
-        tokens, weights, matrices, rest = _with_rest(
-            one_of_rest, num_rounds, order, tokens, weights, matrices
-        )
-    return round_of(first, jnp.int32(0), tokens, weights, matrices, order) + rest
+        arrays = (tokens, weights, matrices)
+        tokens, weights, matrices, rest = _with_rest(one_of_rest, (left + later - 1) // later, order, *arrays)
+    how = run.grouping(weights.size * run.senders // run.parts)
+    return _round(tokens, weights, matrices, order, jnp.int32(0), first, how, run) + rest
 
 
-def _grouping(rows: int, sizes: _Sizes, context: Context) -> Grouping:
-    return grouping_for(rows, sizes.own, context.platform, context.compute_capability)
-
-
-def _in_tiles(x: Array, factors: Array, matrices: Any, tiles: Tiles, how: Grouping, mlp: Mlp) -> Array:
-    """Run the experts on rows in tiles."""
-    executed = x.shape[0] if how.by_kernel is None else how.executed
-    with jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}"):
-        return mlp(x, factors, matrices, lambda x, matrix: grouped_product(x, matrix, tiles, how))
+def _on_its_own(tokens: Array, weights: Array, matrices: Matrices, order: Order, run: Run) -> Array:
+    """Run all experts on one device, which exchanges no rows."""
+    how = run.grouping(weights.size)
+    num_tiles = tiles_for(weights.size, run.own, how.tile)
+    tiles = tiles_of(order.counts, num_tiles, how.tile)
+    slots = tiles.start[order.expert] * how.tile + order.rank
+    places = places_of(slots, jnp.ones(slots.shape, bool), num_tiles * how.tile)
+    factors = matched(weights, places)[:, None]
+    return receive(run.in_tiles(send(tokens, places), factors, matrices, tiles, how), places)
 
 
 def _round(
     tokens: Array,
     weights: Array,
-    matrices: Any,
+    matrices: Matrices,
     order: Order,
     low: Array,
     size: int,
-    sizes: _Sizes,
     how: Grouping,
-    mlp: Mlp,
-    context: Context,
+    run: Run,
 ) -> Array:
     """Compute the choices from `low` on, `size` of each device's for each other, and return their results.
 
     A device's choices are numbered for each other device by expert, then by token.
     """
-    parts = sizes.experts // sizes.own
-    counts = order.counts.reshape(parts, sizes.own)
+    counts = order.counts.reshape(run.parts, run.own)
     starts = jnp.cumsum(counts, axis=1) - counts
     number = starts.reshape(-1)[order.expert] + order.rank - low
-    slots = order.expert // sizes.own * size + number
-    places = places_of(slots, (number >= 0) & (number < size), parts * size)
-    arrived = exchange(send(tokens, places).reshape(parts, size, -1), context)
-    factors = exchange(matched(weights, places).reshape(parts, size, 1), context)
-    begin, end = (jnp.clip(edge - low, 0, size) for edge in (starts, starts + counts))
-    begin, end = (exchange(edge[:, None], context).reshape(-1, sizes.own) for edge in (begin, end))
+    slots = order.expert // run.own * size + number
+    places = places_of(slots, (number >= 0) & (number < size), run.parts * size)
+    arrived = exchange(send(tokens, places).reshape(run.parts, size, -1), run.context)
+    factors = exchange(matched(weights, places).reshape(run.parts, size, 1), run.context)
+    edges = (jnp.clip(edge - low, 0, size)[:, None] for edge in (starts, starts + counts))
+    begin, end = (exchange(edge, run.context).reshape(-1, run.own) for edge in edges)
     within, tiles = _tiled(begin, end, size, how)
-    to_tiles = partial(send, places=within)
-    rows = to_tiles(arrived.reshape(-1, arrived.shape[-1]))
-    out = _in_tiles(rows, to_tiles(factors.reshape(-1, 1)), matrices, tiles, how, mlp)
-    out = receive(out, within).reshape(arrived.shape)
-    return receive(exchange_back(out, context).reshape(parts * size, -1), places)
+    rows = send(arrived.reshape(-1, arrived.shape[-1]), within)
+    out = run.in_tiles(rows, send(factors.reshape(-1, 1), within), matrices, tiles, how)
+    out = exchange_back(receive(out, within).reshape(arrived.shape), run.context)
+    return receive(out.reshape(run.parts * size, -1), places)
 
 
 def _tiled(
@@ -165,8 +182,13 @@ def _tiled(
 
 
 def _with_rest(
-    one: Callable[..., Array], num_rounds: Array, order: Order, tokens: Array, weights: Array, matrices: Any
-) -> tuple[Array, Array, Any, Array]:
+    one: Callable[..., Array],
+    num_rounds: Array,
+    order: Order,
+    tokens: Array,
+    weights: Array,
+    matrices: Matrices,
+) -> tuple[Array, Array, Matrices, Array]:
     """Return tokens, weights and matrices as they are, and the sum of `one(i, ...)` over all rounds.
 
     The gradients of the first round, which uses what is returned, are added to where they lie.

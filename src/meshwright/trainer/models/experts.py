@@ -28,9 +28,10 @@ from meshwright.config import ACTIVATION_RULES, TransformerModel
 from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
 from ._base_model import RESIDUAL, Context, Parameter
-from .dropless import dropless
-from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
+from .dropless import Run, dropless
+from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
+from .grouped_products import Axes
 from .loss import Balance
 from .products import product as matrix_product
 from .rematerialisation import EXPERTS, SECOND_EXPERTS
@@ -79,11 +80,15 @@ def expert_mlp(
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
-    layer = {n: w.astype(jnp.float32 if n in ROUTER else of_gradients) for n, w in layer.items()}
+    router = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if n in ROUTER}
+    layer = {**{n: w.astype(of_gradients) for n, w in layer.items() if n not in ROUTER}, **router}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):
         rows = activation_spec(RESIDUAL, context.mesh)
-        weights = {name: parameter_spec(names, context.mesh) for name, names in dims.items()}
+        weights = {
+            name: PartitionSpec() if name in ROUTER else parameter_spec(names, context.mesh)
+            for name, names in dims.items()
+        }
         return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
 
 
@@ -150,9 +155,8 @@ def _on_one_device(
     num_experts, _ = _sizes(config)
     tokens, factor = x.reshape(-1, x.shape[-1]), config.capacity_factor
     with jax.named_scope("router"):
-        router = _whole(layer["router"], dims["router"], jnp.float32, context)
         wide = tokens.astype(jnp.float32)
-        logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
+        logits = jnp.matmul(wide, layer["router"], precision=jax.lax.Precision.HIGHEST)
         logits = checkpoint_name(checkpoint_name(logits, "router"), EXPERTS)
         chosen, weights = route(logits, config, layer.get("router_bias"))
         order = order_of(chosen)
@@ -167,18 +171,42 @@ def _on_one_device(
         for name, w in layer.items()
         if name not in ROUTER
     }
-    mlp = partial(_mlp, activation=activation)
+    mlp = partial(_mlp, activation=activation, is_gated="gate" in matrices)
     if capacity is None:
-        return dropless(tokens, weights, matrices, order, mlp, config, context).reshape(x.shape), balance
+        axes = {name: Axes(0, 1) for name in matrices}
+        if is_split("fsdp", context):
+            matrices, axes = _gathered_first(matrices, dims)
+        elif context.fp8:
+            matrices = {name: narrowed(w, context.dtype) for name, w in matrices.items()}
+        run = Run(axes, mlp, config, context)
+        return dropless(tokens, weights, matrices, order, run).reshape(x.shape), balance
     num_slots = num_experts * capacity
     places = places_of(order.expert * capacity + order.rank, kept, num_slots)
     arrived = exchange(send(tokens, places).reshape(num_experts, capacity, -1), context)
     factors = exchange(matched(weights, places).reshape(num_experts, capacity, 1), context)
     # All slots of the buffers are multiplied, filled or not.
     with jax.named_scope(f"needed_{min(weights.size, num_slots)}_of_{num_slots}"):
-        out = mlp(arrived, factors, matrices, partial(_batched, context=context))
+        out = mlp(arrived, factors, lambda x, name: _batched(x, matrices[name], context))
     out = exchange_back(out, context).reshape(num_slots, -1)
     return receive(out, places).reshape(x.shape), balance
+
+
+def _gathered_first(
+    matrices: dict[str, Any], dims: dict[str, tuple[str, ...]]
+) -> tuple[dict[str, Any], dict[str, Axes]]:
+    """Return matrices with the dimension along which they were gathered first, as the gather leaves them.
+
+    A kernel takes an array as it is given, so another order would be a copy.
+    """
+    places = {name: dims[name].index("embed") for name in matrices}
+
+    def first(name: str, matrix: Any) -> Any:
+        if isinstance(matrix, NarrowMatrix):
+            return NarrowMatrix(first(name, matrix.values), matrix.scale, first(name, matrix.stand_in))
+        return jnp.moveaxis(matrix, places[name], 0)
+
+    moved = {name: first(name, matrix) for name, matrix in matrices.items()}
+    return moved, {name: Axes(1, 0 if place == 1 else 2) for name, place in places.items()}
 
 
 def _batched(x: Array, matrix: Any, context: Context) -> Array:
@@ -191,9 +219,9 @@ def _batched(x: Array, matrix: Any, context: Context) -> Array:
 def _mlp(
     x: Array,
     factors: Array,
-    matrices: dict[str, Any],
-    multiply: Callable[[Array, Any], Array],
+    multiply: Callable[[Array, str], Array],
     activation: Callable[[Array], Array],
+    is_gated: bool,
 ) -> Array:
     """Run the experts' MLPs on rows [..., embed]; over `tensor` return a partial sum.
 
@@ -205,10 +233,10 @@ def _mlp(
 
     def product(x: Array, name: str) -> Array:
         with jax.named_scope(name):
-            return multiply(x, matrices[name])
+            return multiply(x, name)
 
     up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), EXPERTS)
-    if "gate" in matrices:
+    if is_gated:
         gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_EXPERTS)
         hidden = activation(gate) * up
     else:

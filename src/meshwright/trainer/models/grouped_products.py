@@ -25,6 +25,8 @@ from jaxtyping import Array, Int
 
 from meshwright.config import TILE_ROWS
 
+from .eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
+
 LEAST_ROWS = 16  # of a tile: a GPU's matrix unit takes no fewer
 LEAST_WIDTH = 16  # a factor of each side of a matrix that the kernels take
 
@@ -45,13 +47,15 @@ class Grouping:
     """The sizes of a grouped product that are known before the run.
 
     `tile`: rows of a tile. `rows`: rows that the products need if the load is even. `by_kernel`: the compute
-    capability of the NVIDIA GPU for which they run as kernels; None: they run as a loop.
+    capability of the NVIDIA GPU for which they run as kernels; None: they run as a loop. `interpret`: run the
+    kernels' programs on any device, slowly.
     """
 
     tile: int
     rows: int
     experts: int
     by_kernel: tuple[int, int] | None
+    interpret: bool = False
 
     @property
     def executed(self) -> int:
@@ -88,81 +92,149 @@ def tiles_of(counts: Int[Array, " experts"], num_tiles: int, tile: int) -> Tiles
     return Tiles(before.astype(jnp.int32).sum(axis=1), start.astype(jnp.int32))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped_product(x: Array, matrices: Array, tiles: Tiles, how: Grouping) -> Array:
+class Axes(NamedTuple):
+    """Say which axis of an array of matrices counts the experts, and which a product sums over."""
+
+    experts: int = 0
+    summed: int = 1
+
+    @property
+    def left(self) -> int:
+        """Return the axis of the product's results."""
+        return 3 - self.experts - self.summed
+
+    @property
+    def transposed(self) -> Axes:
+        """Return the axes for the product with the transposes of the matrices."""
+        return Axes(self.experts, self.left)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def grouped_product(x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes) -> Array:
     """Multiply each tile of `x` [rows, inputs] with the matrix of its expert, in the format of `x`.
 
     Args:
         x: the rows in tiles; those that fill nothing are zeros.
-        matrices: [experts, inputs, outputs]. They are rounded to the format of `x`. Their gradient has their
-            own format.
+        matrices: of three axes. They are rounded to the format of `x`. Their gradient has their own format.
         tiles: of rows.
         how: the sizes, and what computes.
+        axes: of the matrices.
 
     >>> import jax.numpy as jnp
     >>> how = Grouping(tile=2, rows=3, experts=2, by_kernel=None)
     >>> tiles = tiles_of(jnp.array([1, 2]), 2, how.tile)
     >>> x, matrices = jnp.array([[1.0], [0.0], [2.0], [3.0]]), jnp.array([[[10.0]], [[100.0]]])
-    >>> grouped_product(x, matrices, tiles, how)[:, 0].tolist()
+    >>> grouped_product(x, matrices, tiles, how, Axes())[:, 0].tolist()
     [10.0, 0.0, 200.0, 300.0]
     """
-    return _forward(x, matrices, tiles, how)[0]
+    return _forward(x, matrices, tiles, how, axes)[0]
 
 
-def _forward(x: Array, matrices: Array, tiles: Tiles, how: Grouping) -> tuple[Array, tuple[Any, ...]]:
-    y = by_matrix(x, matrices.astype(x.dtype), tiles, how, transposed=False)
-    return y, (x, matrices, tiles)
+def _forward(
+    x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes
+) -> tuple[Array, tuple[Any, ...]]:
+    return by_matrix(x, matrices.astype(x.dtype), tiles, how, axes, x.dtype), (x, matrices, tiles)
 
 
-def _backward(how: Grouping, saved: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, None]:
+def _backward(
+    how: Grouping, axes: Axes, saved: tuple[Any, ...], gradient: Array
+) -> tuple[Array, Array, None]:
     x, matrices, tiles = saved
-    d_x = by_matrix(gradient, matrices.astype(x.dtype), tiles, how, transposed=True)
-    return d_x, of_matrices(x, gradient, tiles, how, matrices.dtype), None
+    d_x = by_matrix(gradient, matrices.astype(x.dtype), tiles, how, axes.transposed, x.dtype)
+    return d_x, of_matrices(x, gradient, tiles, how, axes, matrices.dtype), None
 
 
 grouped_product.defvjp(_forward, _backward)
 
 
-def by_matrix(x: Array, matrices: Array, tiles: Tiles, how: Grouping, *, transposed: bool) -> Array:
-    """Multiply each tile of `x` with its expert's matrix, or with the transpose of it.
+def by_matrix(
+    x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
+) -> Array:
+    """Multiply each tile of `x` with its expert's matrix, in their format, and round the sums to `dtype`.
 
     Tiles beyond the last row give zeros.
     """
-    depth, columns = matrices.shape[2 if transposed else 1], matrices.shape[1 if transposed else 2]
+    depth, columns = matrices.shape[axes.summed], matrices.shape[axes.left]
     if how.by_kernel is not None and depth % LEAST_WIDTH == columns % LEAST_WIDTH == 0:
-        return _kernels().by_matrix(x, matrices, tiles, how, transposed)
-    rows = x.reshape(-1, how.tile, depth)
+        return _kernels().by_matrix(x, matrices, tiles, how, axes, dtype)
+    rows, stacked = x.reshape(-1, how.tile, depth), matrices.transpose(axes.experts, axes.summed, axes.left)
 
     def one(_: None, tile: tuple[Array, Array]) -> tuple[None, Array]:
         x, expert = tile
-        matrix = jax.lax.dynamic_index_in_dim(matrices, jnp.minimum(expert, how.experts - 1), keepdims=False)
-        return None, jax.lax.dot_general(x, matrix, (((1,), (1 if transposed else 0,)), ((), ())))
+        expert = jnp.minimum(expert, how.experts - 1)
+        return None, (x @ jax.lax.dynamic_index_in_dim(stacked, expert, keepdims=False)).astype(dtype)
 
     _, y = jax.lax.scan(one, None, (rows, tiles.expert))
     return y.reshape(-1, columns)
 
 
-def of_matrices(x: Array, gradient: Array, tiles: Tiles, how: Grouping, dtype: jax.typing.DTypeLike) -> Array:
+def of_matrices(
+    x: Array, gradient: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
+) -> Array:
     """Return x[tile]^T gradient[tile], summed over the tiles of each expert, in `dtype`.
 
-    An expert without rows gets zeros.
+    An expert without rows gets zeros. The result has the axes of the matrices.
     """
     inputs, outputs = x.shape[1], gradient.shape[1]
     if how.by_kernel is not None and inputs % LEAST_WIDTH == outputs % LEAST_WIDTH == 0:
-        return _kernels().of_matrices(x, gradient, tiles, how, dtype)
+        return _kernels().of_matrices(x, gradient, tiles, how, axes, dtype)
     rows, gradients = x.reshape(-1, how.tile, inputs), gradient.reshape(-1, how.tile, outputs)
+
+    wide = jnp.promote_types(*(jnp.float32 if a.dtype.itemsize == 1 else a.dtype for a in (x, gradient)))
 
     def add(total: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
         x, gradient, expert = tile
+        x, gradient = x.astype(wide), gradient.astype(wide)
         each = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())), preferred_element_type=total.dtype)
         place = jnp.minimum(expert, how.experts - 1)  # tiles beyond the last row are zeros
         before = jax.lax.dynamic_index_in_dim(total, place, keepdims=False)
         return jax.lax.dynamic_update_index_in_dim(total, before + each, place, 0), None
 
-    total, _ = jax.lax.scan(
-        add, jnp.zeros((how.experts, inputs, outputs), jnp.float32), (rows, gradients, tiles.expert)
-    )
-    return total.astype(dtype)
+    start = jnp.zeros((how.experts, inputs, outputs), jnp.float32)
+    total, _ = jax.lax.scan(add, start, (rows, gradients, tiles.expert))
+    return jnp.moveaxis(total, (0, 1, 2), (axes.experts, axes.summed, axes.left)).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def grouped_fp8_product(x: Array, matrices: NarrowMatrix, tiles: Tiles, how: Grouping, axes: Axes) -> Array:
+    """Multiply as `grouped_product` does, in eight bits: the rows, the matrices and the gradient of rows.
+
+    All are rounded to E4M3, with one scale for the rows and one for the matrices. The gradient of the
+    matrices is of the rounded rows, and of the gradient in its own format, in which it is multiplied.
+    """
+    return _fp8_forward(x, matrices, tiles, how, axes)[0]
+
+
+def _fp8_forward(
+    x: Array, matrices: NarrowMatrix, tiles: Tiles, how: Grouping, axes: Axes
+) -> tuple[Array, tuple[Any, ...]]:
+    narrow = quantised(x, FORWARD)
+    return _in_eight_bits(narrow, matrices, tiles, how, axes, x.dtype), (narrow, matrices, tiles)
+
+
+def _fp8_backward(
+    how: Grouping, axes: Axes, saved: tuple[Any, ...], gradient: Array
+) -> tuple[Array, NarrowMatrix, None]:
+    (values, scale), matrices, tiles = saved
+    narrow, dtype = quantised(gradient, FORWARD), matrices.stand_in.dtype
+    d_x = _in_eight_bits(narrow, matrices, tiles, how, axes.transposed, gradient.dtype)
+    d_matrices = of_matrices(values, gradient, tiles, how, axes, dtype) * scale.astype(dtype)
+    unused = jnp.zeros_like(matrices.values), jnp.zeros_like(matrices.scale)
+    return d_x, NarrowMatrix(*unused, d_matrices), None
+
+
+grouped_fp8_product.defvjp(_fp8_forward, _fp8_backward)
+
+
+def _in_eight_bits(
+    x: Quantised, matrices: NarrowMatrix, tiles: Tiles, how: Grouping, axes: Axes, dtype: Any
+) -> Array:
+    (x_values, x_scale), values = x, matrices.values
+    if how.by_kernel is None:  # a CPU has no products in eight bits
+        x_values, values = x_values.astype(jnp.float32), values.astype(jnp.float32)
+    y = by_matrix(x_values, values, tiles, how, axes, jnp.float32 if how.by_kernel is None else dtype)
+    # Scales are powers of two, so that a product with them is exact.
+    return (y * (x_scale * matrices.scale).astype(y.dtype)).astype(dtype)
 
 
 def _kernels() -> Any:
