@@ -11,7 +11,6 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +72,6 @@ def _check(row: Row, model: Mapping[str, Any]) -> None:
     experts = re.match(r"(\d+)/(\d+)", row["moe"])
     if experts and tuple(map(int, experts.groups())) != (model["num_experts"], model["experts_per_token"]):
         raise InexpressibleError("experts other than those of the model that it names")
-
-
-def with_whole_groups(fleet: Fleet, layout: Layout) -> Fleet:
-    """Return a fleet whose fast domains hold whole groups of experts: 64 devices of each rack of 72.
-
-    A scheduler places a run's groups so; the published runs of 256 devices have four racks.
-
-    >>> with_whole_groups(Fleet.parse("256xGB200"), Layout.parse("stage=4,expert=64")).chips_per_domain
-    64
-    """
-    group = layout.size("expert") * layout.size("tensor")
-    size = fleet.chips_per_domain
-    if layout.size("expert") == 1 or size % group == 0 or group > size:
-        return fleet
-    return replace(fleet, chips_per_domain=size - size % group)
 
 
 def class_of(config: RunConfig, fleet: Fleet) -> str:

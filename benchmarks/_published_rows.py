@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from _published_experts import class_of, has_experts, model_of_experts, with_whole_groups
+from _published_experts import class_of, has_experts, model_of_experts
 from _published_stacks import Stack, stack_of, stack_of_experts
 from _published_table import COLUMNS, INPUTS, Row, source_of
 from _published_words import InexpressibleError, is_lora, lora_of, results_kept, window_of
@@ -82,7 +82,6 @@ def express(row: Row) -> Expressed:
     fleet, model = _fleet(row, precision), _model(row, unfused, notes)
     lora = lora_of(row, _told(row))
     layout, zero1 = _layout(row, fleet, _state_parameters(row, model), notes)
-    fleet = with_whole_groups(fleet, layout)
     if lora and layout.size("stage") > 1:
         raise InexpressibleError("LoRA in a pipeline")
     batch = _batch(row, layout)

@@ -213,13 +213,6 @@ def test_fsdp_over_experts_devices_has_their_axis_for_the_experts():
         express({**QWEN, "tp": "4", "dp": "8"})
 
 
-def test_racks_hold_whole_groups_of_experts():
-    row = {**QWEN, "accelerator": "GB200-186GB", "devices_per_node": "4", "n_devices": "256", "dp": "256"}
-    row |= {"global_batch_seqs": "256"}
-    fleets = {ep: express({**row, "ep": ep}).fleet for ep in ("32", "8", "128")}
-    assert {ep: fleet.chips_per_domain for ep, fleet in fleets.items()} == {"32": 64, "8": 72, "128": 72}
-
-
 def test_a_predicted_token_is_a_layer_more():
     row = {**QWEN, "model": "DeepSeekV3", "params_b": "671", "n_layers": "61", "d_model": "7168"}
     row |= {"n_heads": "128", "n_kv_heads": "", "d_ff": "2048", "vocab": "129280", "moe": "256/8"}
