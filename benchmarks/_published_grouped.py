@@ -29,9 +29,9 @@ from meshwright.predict._rates import Machine
 WIDTH_BYTES, QUERY_BYTES, KEY_BYTES = 48.0, 12.0, 16.0
 HEAD_NORM_BYTES = 12.0  # by queries and keys, where heads are normalised
 # By chosen experts and width, in each direction. A row for each choice: it is put in the order of devices,
-# after the exchange in that of experts, and back twice (token_dispatcher.py, MoEAlltoAllTokenDispatcher): it is
-# read and written three times, and read once. Sent once: the dispatcher writes rows in the experts' order (read
-# 2, write 2) and reads results (2), whose sums it writes, one for each device that a token reaches
+# after the exchange in that of experts, and back twice (token_dispatcher.py, MoEAlltoAllTokenDispatcher):
+# three times read and written, and once read. Sent once: the dispatcher writes rows in the experts' order
+# (read 2, write 2) and reads results (2), whose sums it writes, one for each device that a token reaches
 # (fused_a2a.py).
 BY_CHOICE_BYTES, ONCE_BYTES, SUM_BYTES = 14.0, 6.0, 2.0
 # In 8 bits rows and gradients are read once more, and written as they are and transposed.

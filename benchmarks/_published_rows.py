@@ -88,7 +88,7 @@ def express(row: Row) -> Expressed:
     remat, stated = _remat(row, notes)
     config = RunConfig.model_validate(
         {
-            "name": row["id"],
+            "name": source_of(row),  # so that releases of one configuration share a compiled program
             "model": model,
             "data": {"source": "synthetic"},
             "optimizer": {"kind": "adamw", "learning_rate": 1e-4, "clip_norm": 1.0},
@@ -412,6 +412,15 @@ def _with_experts(row: Row, notes: list[str]) -> dict[str, object]:
     """Return the architecture of a row of experts, its vocabulary padded and its loss in chunks."""
     length = _number(row, "seq_len", "sequence length")
     model = model_of_experts(row, notes)
+    if _count(row, "pp") > 1 and model.pop("num_dense_layers", 0):
+        model.pop("dense_mlp_dim")
+        notes.append("its dense first layers taken as layers of experts, which multiply as much")
+    stages, chunks = _count(row, "pp"), _count(row, "vp")
+    if -(-model["num_layers"] // stages) % chunks:
+        model["num_layers"] = -(-model["num_layers"] // (stages * chunks)) * stages * chunks
+        notes.append(
+            f"taken as {model['num_layers']} layers: as many as if all stages had what the fullest has"
+        )
     model["vocab_size"] = math.ceil(model["vocab_size"] / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     model["loss_chunk"] = max(n for n in range(1, 513) if length % n == 0)
     return model
