@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import Declared as Declared
     from ._record import NamedKernel as NamedKernel
     from ._record import Request as Request
+    from ._record import Routing as Routing
     from ._record import RulesFile as RulesFile
     from ._record import TakesNoMesh as TakesNoMesh
     from ._record import TracedFlops as TracedFlops

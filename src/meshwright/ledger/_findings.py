@@ -277,7 +277,7 @@ def _groups_over_domains(
             what=f"{domain} devices of a {fleet.domain} are no whole groups of {name}={size}: some lie in "
             f"two {fleet.domain}s, and a device sends {format_rate(sent, 'B')} a step over {name}",
             source_line="",
-            mend=mend,
+            fix=mend,
         )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import NamedKernel
+from meshwright.compiler import NamedKernel, Routing
 from meshwright.errors import InputError
 from meshwright.hlo import RUNNING, Array, Computation, Instruction, Program, Shape, iota_of, leaves_of
 from meshwright.ledger import (
@@ -40,6 +40,7 @@ from meshwright.ledger import (
     traced_kernel_of,
 )
 
+from ._dispatch import copies_once
 from ._formulas import attention_seconds, collective_seconds
 from ._rate_files import runs
 from ._rates import Machine
@@ -439,10 +440,17 @@ class Order:
     axes: tuple[int, ...]
 
 
-def transfer_of(machine: Machine, message: Message, num_devices: int, order: Order | None = None) -> Transfer:
+def transfer_of(
+    machine: Machine,
+    message: Message,
+    num_devices: int,
+    order: Order | None = None,
+    routing: Routing | None = None,
+) -> Transfer:
     """Return the time of a message between the devices of its groups.
 
     Args:
+        routing: sends the rows of experts' tokens once to each domain and device; None by choice.
         order: the placement of the program's devices on the fleet. None places them in the order of their
             numbers.
 
@@ -454,18 +462,22 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
     domains, members = span_of(message.groups, num_devices, machine.devices_per_domain, permute, places)
     where = ",".join(message.axes) if message.axes is not None else f"groups of {message.group_size}"
     name = f"{message.kind}[{where}]"
+    size = message.group_size if domains == 1 else members
+    sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
+    crossing = crossing_bytes(message, domains, members, slices=machine.is_tpu)
+    if routing is not None and message.moves_tokens and message.kind == "all-to-all":
+        row_bytes = message.payload_bytes / routing.num_chosen  # of all tokens, one row each
+        sent, crossing = (row_bytes * copies for copies in copies_once(routing, domains, size))
     inside = 0.0
     if members > 1 or domains == 1:
-        size = message.group_size if domains == 1 else members
         rate = machine.rates.collective_for(message.kind, size)
         link = _known(machine, machine.inside_rate(2 if permute else size), "inside a domain")
-        sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
         inside = float(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
     if domains == 1:
         return Transfer(name=name, axes=where, link="inside", seconds=inside)
     network = _known(machine, machine.between_bytes_per_second, "between domains")
     network *= machine.shared.network_efficiency
-    between = crossing_bytes(message, domains, members, slices=machine.is_tpu) / network
+    between = crossing / network
     # NCCL's rings use both links at once. XLA reduces inside a TPU slice before it sends, or gathers after.
     at_once = not machine.is_tpu or message.kind in ("all-to-all", "collective-permute")
     seconds = max(inside, between) if at_once else inside + between

@@ -297,7 +297,9 @@ def predict(
     """
     _check_source(compiled, fleet)
     machine = machine_of(fleet, calibration, attention_kernel, measured)
-    walks = _Walks(machine=machine, schedule=Schedule(executions, compiled.mesh_axes), prices={})
+    walks = _Walks(
+        machine=machine, schedule=Schedule(executions, compiled.mesh_axes, compiled.routing), prices={}
+    )
     walked = walks.walked()
     peer_seconds = _peer_seconds(walks) if walked.transfers else None
     found = prediction_of(
@@ -455,7 +457,8 @@ def _walked(
     measured: MeasuredRuns | None,
 ) -> Walked:
     _check_source(compiled, fleet)
-    return walk(machine_of(fleet, calibration, measured=measured), executions, compiled.mesh_axes)
+    machine = machine_of(fleet, calibration, measured=measured)
+    return walk(machine, executions, compiled.mesh_axes, routing=compiled.routing)
 
 
 def _check_source(compiled: Compiled, fleet: Fleet) -> None:
@@ -566,10 +569,16 @@ def what_helps(
         walked, prices: the walk over the program as it is, and the prices of its kernels.
         schedule: that of the executions, if the caller has walked it.
     """
-    schedule = Schedule(executions, compiled.mesh_axes) if schedule is None else schedule
+    schedule = Schedule(executions, compiled.mesh_axes, compiled.routing) if schedule is None else schedule
     walks = _Walks(machine=machine, schedule=schedule, prices=prices)
     again = _Again(walks=walks, walked=walked)
-    bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
+    bounds = [
+        *_hidden(again),
+        *_sent_once(again),
+        *_kept(again, memory),
+        *_narrowed(again),
+        *_without_gaps(again),
+    ]
     least = LEAST_SHARE * walked.seconds
     large = [help_ for help_ in bounds if help_.saving_seconds > least]
     return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))
@@ -584,6 +593,18 @@ def _hidden(again: _Again) -> Iterator[Speedup]:
             saving_seconds=again.saving(Variation(hidden=axes)),
             certainty="bound: all of them hidden behind computation, or gone",
         )
+
+
+def _sent_once(again: _Again) -> Iterator[Speedup]:
+    """Yield the bound of sending a token once to each domain and device, where experts lie in several."""
+    transfers = again.walked.transfers
+    if again.walks.schedule.routing is None or not any(name.startswith("all-to-all[") for name in transfers):
+        return
+    yield Speedup(
+        what="tokens sent once to each host and device that has any of their experts",
+        saving_seconds=again.saving(Variation(sends_once=True)),
+        certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step does not",
+    )
 
 
 def _order(again: _Again, fleet: Fleet) -> Iterator[Speedup]:
