@@ -14,10 +14,9 @@ from jax import lax
 
 from meshwright.errors import InputError
 from meshwright.hlo import parse_program
-from meshwright.ledger import MultiplyAdds, executions_of, register_call
+from meshwright.ledger import MultiplyAdds, executed_flops, executions_of, register_call, work_of
 from meshwright.ledger import _work_rules as _rules
-from meshwright.ledger._flops import executed_flops
-from meshwright.ledger._work_rules import CLASSES, unpriced_work, work_of
+from meshwright.ledger._work_rules import CLASSES, unpriced_work
 
 
 def root_work(program):
@@ -478,3 +477,15 @@ def test_a_map_applies_its_computation_to_every_element(module):
 """,
     )
     assert executed_flops(executions_of(program)).elementwise == {"arithmetic": 16}
+
+
+def test_a_reduction_that_a_tpu_broadcasts_again_is_formed_once(module):
+    """XLA for TPUs writes sums over rows as windows that meet the whole row wherever they lie."""
+    program = module(
+        "%x = f32[3,16]{1,0} parameter(0)",
+        "%z = f32[] constant(0)",
+        "ROOT %w = f32[3,16]{1,0} reduce-window(%x, %z), window={size=1x31 pad=0_0x15_15}, to_apply=%sum",
+        before="%sum (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+        "  ROOT %s = f32[] add(%a, %b)\n}",
+    )
+    assert executed_flops(executions_of(program)).elementwise["reduction"] == 3 * (16 - 1)

@@ -6,8 +6,8 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import Message
-from meshwright.predict._kernel_prices import bytes_of, kernel_of, transfer_of
-from meshwright.predict._rates import machine_of
+from meshwright.predict import machine_of
+from meshwright.predict._kernel_prices import bytes_by_memory, kernel_of, transfer_of
 
 ATTENTION = (
     'backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"element_type":"BF16",'
@@ -208,7 +208,7 @@ def moved(program_of):
 
     def make(text):
         program = program_of(text)
-        return bytes_of(program, program.entry, program.entry.root)
+        return bytes_by_memory(program, program.entry, program.entry.root).total()
 
     return make
 
@@ -366,7 +366,7 @@ ENTRY %main (pair: (f32[1024,1024], f32[4])) -> f32[4] {
 }
 """
     program = parse_program(text)
-    assert bytes_of(program, program.entry, program.entry.root) == 4 * 4 + 4 * 4
+    assert bytes_by_memory(program, program.entry, program.entry.root).total() == 4 * 4 + 4 * 4
 
 
 GB = 10**9

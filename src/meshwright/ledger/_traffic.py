@@ -31,6 +31,7 @@ from meshwright.hlo import (
     axes_of_pairs,
     dimensions_of,
     leaves_the_domain,
+    module_of,
     parse_groups,
 )
 
@@ -42,7 +43,10 @@ _IDLE = FREE | {"async-start", "async-update", "async-done", "copy-start", "copy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh."""
+    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh.
+
+    `moves_tokens`: it exchanges what the experts' devices compute, or the results.
+    """
 
     kind: str
     axes: tuple[str, ...] | None
@@ -50,6 +54,7 @@ class Message:
     payload_bytes: int  # the result's
     wire_bytes: int  # sent by one device
     groups: str = ""  # as printed
+    moves_tokens: bool = False
 
 
 def message_of(computation: Computation, instruction: Instruction, mesh_axes: Axes) -> Message | None:
@@ -90,7 +95,18 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
         payload_bytes=done.num_bytes,
         wire_bytes=wire_bytes,
         groups=text,
+        moves_tokens=is_of_experts(instruction.op_name) and (kind == "all-to-all" or axes == ("tensor",)),
     )
+
+
+def is_of_experts(op_name: str) -> bool:
+    """Return whether an operation stands in the scope of experts (`trainer.models.experts`), router apart.
+
+    >>> is_of_experts("jit(step)/jvp(layers)/while/body/mlp_block/experts/shard_map/up/dot_general")
+    True
+    """
+    scopes = module_of(op_name).split("/")
+    return "experts" in scopes and "router" not in scopes
 
 
 def is_overlapped(computation: Computation, start: Instruction) -> bool:

@@ -193,8 +193,9 @@ def mark_kernels(program: Program, kernels: Sequence[NamedKernel]) -> None:
         results = [(a.dtype, a.dims) for a in instruction.arrays]
         found = [each for each in kernels if _takes(each, operands) and list(each.results) == results]
         text = f"{instruction.op_name} {target} {instruction.attributes.get('backend_config', '')}"
-        if len({each.flops for each in found}) > 1:
-            found = [each for each in found if each.name in text]
+        if len({(each.flops, each.name) for each in found}) > 1:
+            named = [each for each in found if each.name in text]
+            found = named or found
         if found and len({each.flops for each in found}) == 1:
             fields = dataclasses.asdict(found[0])
             facts = {name: value for name, value in fields.items() if name not in ("operands", "results")}
@@ -448,7 +449,7 @@ def _combined(program: Program, computation: Computation, instruction: Instructi
         selected = selections * _operations(program, instruction, "select")
         return operands[1].num_elements * (selected + _operations(program, instruction, "scatter"))
     if instruction.opcode == "reduce-window":
-        pairs = result.num_elements * (math.prod(_window(instruction)["size"]) - 1)
+        pairs = _combined_in_windows(operands[0], result, _window(instruction)["size"])
     elif instruction.opcode == "scatter":  # its operands are targets, indices, updates
         pairs = operands[-1].num_elements
     elif instruction.op_name.endswith("dot_general"):
@@ -456,6 +457,20 @@ def _combined(program: Program, computation: Computation, instruction: Instructi
     else:
         pairs = max(0, operands[0].num_elements - result.num_elements)
     return pairs * _operations(program, instruction, "to_apply")
+
+
+def _combined_in_windows(operand: Array, result: Array, sizes: Sequence[int]) -> int:
+    """Count the pairs that a reduction of windows combines.
+
+    A window that meets all elements of a dimension wherever it lies has one result for all of them, which is
+    formed once. XLA's compiler for TPUs writes a reduction so that is broadcast again, as of a softmax.
+    """
+    num_results = num_combined = 1
+    for size, length, results in zip(sizes, operand.dims, result.dims, strict=True):
+        is_whole = size >= length + results - 1
+        num_results *= 1 if is_whole else results
+        num_combined *= length if is_whole else size
+    return num_results * (num_combined - 1)
 
 
 def _operations(program: Program, instruction: Instruction, role: str) -> int:

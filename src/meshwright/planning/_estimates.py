@@ -26,7 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import MOST_GATHERED_BYTES, NF4_BLOCK, RunConfig, TransformerModel
+from meshwright.config import (
+    MOST_GATHERED_BYTES,
+    NF4_BLOCK,
+    RunConfig,
+    TransformerModel,
+)
 from meshwright.predict import Machine, attention_seconds
 
 from ._fitted import (
@@ -59,15 +64,10 @@ from ._fitted import (
 )
 from ._messages import seconds_of
 from ._remat_values import (
-    ALTERNATE_DOTS,
-    BLOCKS_UNDER,
-    DOTS,
-    FULL,
-    NONE,
     is_list,
     keeps,
     kept_of,
-    kinds,
+    share_repeating,
     unlisted_products,
 )
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
@@ -75,7 +75,6 @@ from ._state import (
     Weights,
     bytes_of_state,
     mlp_share_of,
-    moments_of,
     num_layers_of,
     share_of_tables,
     weights_of,
@@ -138,7 +137,6 @@ class Form:
         self.replicas = candidates.num_replicas.astype(float)
         self.micro = candidates.microbatch.astype(float)
         self.remat = candidates.settings["remat"]
-        self.under = BLOCKS_UNDER[kinds(self.remat)]
         self.offload = candidates.settings["offload"]
         self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context * self.expert > 1)
         # The devices that gather what is no expert, in each pass.
@@ -156,7 +154,10 @@ class Form:
             for name in ("optimizer", "activations")
         )
         self.is_transformer = isinstance(model, TransformerModel)
-        (self.layers, self.first_layers), self.mlp_share = num_layers_of(config), mlp_share_of(config)
+        (self.layers, self.first_layers), self.mlp_share = (
+            num_layers_of(config),
+            mlp_share_of(config, self.tokens, self.expert),
+        )
         group = len(model.windows) if isinstance(model, TransformerModel) else 1
         self.layers_of_stage = groups_of_stage(config, candidates.size(STAGE)).astype(float) * group
         self.layers_of_stage = np.where(self.stage > 1, self.layers_of_stage, self.layers)
@@ -176,7 +177,7 @@ class Form:
         self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
         # Of a gradient as its product writes it, and as `fsdp` scatters it.
         self.gradient_bytes = FP32 if config.gradient_sum == "all-fp32" else NARROW
-        self.parameter_bytes, self.moment_bytes = bytes_of_state(config)
+        self.kept = bytes_of_state(config)
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -231,18 +232,16 @@ class Form:
 
     def memory_bound(self) -> Numbers:
         """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
-        least, _ = moments_of(self.config)
-        return self._state(least) + self._block_inputs()
+        return self._state(self.kept.fewest) + self._block_inputs()
 
     def _state(self, moments: float) -> Numbers:
-        """Return the bytes of parameters and of their moments, except moments that wait in host memory."""
-        each = self.parameter_bytes + np.where(self.moments_wait, 0.0, moments * self.moment_bytes)
+        """Return the bytes of parameters, and the given bytes for each unless moments wait in host memory."""
+        each = self.kept.parameter + np.where(self.moments_wait, 0.0, moments)
         return self._held_trained(over_data=True) * each + self._frozen_bytes()
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
-        _, usual = moments_of(self.config)
-        state = self._state(usual)
+        state = self._state(self.kept.usual)
         held = self._held_trained(over_data=False)
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
@@ -253,7 +252,7 @@ class Form:
         tables = self.weights.tables / self.tensor
         copies = np.where(self.sharing > 1, 3 * blocks + 2 * NARROW * tables, 0.0) + tables * NARROW
         copies = copies + np.where(self.fsdp > 1, 3 * experts, 0.0)
-        padded = tables * self.parameter_bytes
+        padded = tables * self.kept.parameter
         copies = copies + np.where(self.vocab % self.tensor, padded, 0.0)
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
@@ -351,7 +350,7 @@ class Form:
             "memory-bound": light * (1 + again * repeats["light"]) + heavy + kept + merged,
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
-        in_pipeline = (self.stage > 1) & (self.under[:, FULL] < 1)
+        in_pipeline = (self.stage > 1) & (self._again("products") < 1)
         over = self._is_over_memory
         exposed = np.where(over, 1.0, EXPOSED)
         messages = self._tensor_messages()
@@ -475,15 +474,16 @@ class Form:
     def _repeats(self) -> dict[str, Numbers]:
         """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
         down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
-        full = self.under[:, FULL] * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
-        products = full + self.under[:, ALTERNATE_DOTS] * self._second_products()
+        full = self._again("products") * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
+        products = full + self._again("second products") * self._second_products()
         return {
             "matmul": products + unlisted_products(self.remat, *self._sizes_of_products),
-            "attention": self.under[:, DOTS]
-            + self.under[:, FULL]
-            + (is_list(self.remat) & ~keeps(self.remat, "context")),
-            "light": 1 - self.under[:, NONE],
+            "attention": self._again("attention") + (is_list(self.remat) & ~keeps(self.remat, "context")),
+            "light": self._again("light") + is_list(self.remat),
         }
+
+    def _again(self, work: str) -> Numbers:
+        return share_repeating(self.remat, work)
 
     def _second_products(self) -> Any:
         """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
@@ -605,7 +605,7 @@ class Form:
         def in_pipeline(constant: float, excess: float, share: float, of_stages: float) -> Numbers:
             return constant + excess * np.maximum(0.0, ratio - share) + of_stages * alone
 
-        is_full, over = self.under[:, FULL] == 1, self._is_over_memory
+        is_full, over = self._again("products") == 1, self._is_over_memory
         whole = FORWARD_AND_BACKWARD + repeats
         kept = np.where(over, PASSES_IN_PIPELINE, in_pipeline(*KEPT_IN_PIPELINE))
         full = np.where(over, whole, in_pipeline(*FULL_IN_PIPELINE))
@@ -673,10 +673,9 @@ class Form:
     def _update(self) -> Numbers:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
         held = self._held_trained(over_data=True)
-        _, moments = moments_of(self.config)
-        waits = np.where(self.moments_wait, self._host(held * self.moment_bytes * moments * 2), 0.0)
+        waits = np.where(self.moments_wait, self._host(held * self.kept.usual * 2), 0.0)
         # A parameter and Adam's two moments are read and written.
-        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (FP32 - self.moment_bytes)
+        narrow = 2 * (FP32 - self.kept.parameter) + 4 * (FP32 - self.kept.moment)
         return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits
 
     # Messages
