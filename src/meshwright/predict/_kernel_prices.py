@@ -140,7 +140,6 @@ def _written(
 HOST_SPACE = 5
 _PARTS_IN_PLACE = "ConcatBitcast"  # of a TPU: several arrays that lie one behind another are read as one
 EIGHT_BITS = "fp8"
-NUM_DIMS_OF_MATRICES = 3  # experts, inputs, outputs
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
 
@@ -392,7 +391,7 @@ def _grouped_seconds(
     The gradient of matrices writes more than products of its FLOPs do, which is added.
     """
     rates, result = runs()["grouped"], place.arrays[0]
-    is_gradient = len(result.dims) == NUM_DIMS_OF_MATRICES
+    is_gradient = len(result.dims) > 2  # experts, inputs and outputs, or rows and outputs
     matrices = result if is_gradient else computation.operand_arrays(place)[2]
     narrow, wide = rates["shares"][kernel.name]
     share = narrow if min(matrices.dims[1:]) < rates["wide"] else wide
