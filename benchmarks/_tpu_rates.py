@@ -19,7 +19,7 @@ from _published_blind import FACTORS, seconds
 from _row_kinds import FITTED, kind_in
 
 from meshwright.hardware import find_chip
-from meshwright.predict._rate_files import runs
+from meshwright.predict import runs
 
 NORMAL_95 = 1.645  # quantile of the normal distribution that 95 % lie below
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, 
 
 import meshwright as mw
 from meshwright.compiler import _kernel_calls as _kernels
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # jax 0.12 announces the end of its Triton kernels

@@ -15,9 +15,7 @@ import pytest
 from meshwright.config import load_config
 from meshwright.hardware import CATALOG, Fleet
 from meshwright.planning import space_of
-from meshwright.predict._factors import TAIL_OF_NOISE
-from meshwright.predict._rate_files import runs
-from meshwright.predict._rates import widths
+from meshwright.predict import TAIL_OF_NOISE, runs, widths
 
 ROOT = Path(__file__).parents[1]
 

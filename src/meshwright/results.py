@@ -23,15 +23,15 @@ from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import KnownRates
 from .predict import Prediction, RunFlops, RunTotal, run_flops, whole_run
-from .shown import OneLine, Shown, write_result
+from .reportable import OneLine, Reportable, write_result
 from .units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from .eager import EagerAccount
-    from .measure._reconciliation import Measurement, Reconciliation, Row
-    from .planning import HandSum, Suggestion
+    from .measure import Measurement, Reconciliation, Row
+    from .planning import RuleOfThumb, Suggestion
 
-WEIGHING_SCHEMA = 7
+WEIGHING_SCHEMA = 8
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
 
@@ -57,7 +57,7 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Weighing(Shown):
+class Weighing(Reportable):
     """One step weighed for one fleet: its ledger, its predicted time, and what they were made from.
 
     Args:
@@ -237,14 +237,14 @@ class Weighing(Shown):
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
     @property
-    def hand_sum(self) -> HandSum | None:
-        """Hand sum 4 x (parameters + activations + gradients + optimizer state), next to the compiled bytes.
+    def rule_of_thumb(self) -> RuleOfThumb | None:
+        """The rule 4 x (parameters + activations + gradients + optimizer state), next to the compiled bytes.
 
         None for a program without a configuration, whose layers are unknown.
         """
         if self.config is None:
             return None
-        return planning.hand_sum(self.config, self.compiled, self.ledger.memory)
+        return planning.rule_of_thumb(self.config, self.compiled, self.ledger.memory)
 
     @property
     def pipeline(self) -> Ticks | None:
@@ -339,14 +339,14 @@ class Weighing(Shown):
 
     def _compiled_fields(self) -> dict[str, Any]:
         """Return the fields that only a compiled program has."""
-        made, compiled, by_hand = self._compilation, self.compiled, self.hand_sum
+        made, compiled, by_hand = self._compilation, self.compiled, self.rule_of_thumb
         target = self.fleet.chip.target
         return {
             "run_config": None if self.config is None else self.config.model_dump(mode="json"),
             "sequence_length": compiled.sequence_length,
             "num_parameters": compiled.num_parameters,
             "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
-            "hand_sum": None if by_hand is None else by_hand.to_dict(),
+            "rule_of_thumb": None if by_hand is None else by_hand.to_dict(),
             "plan_command": self.plan_command,
             "compile": {
                 "seconds": compiled.compile_seconds,
@@ -385,7 +385,7 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run(Shown):
+class Run(Reportable):
     """One training run: its folder, its weighing, its measurement, and the reconciliation of the two.
 
     `not_written`: files of the folder that could never be written, by name, each with the reason.
@@ -439,7 +439,7 @@ class SweepRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Sweep(Shown):
+class Sweep(Reportable):
     """Runs of one configuration with several values of some `keys`, in the order of execution.
 
     `stopped`: the user stopped the sweep. `not_run`: the number of runs that had not begun by then.
@@ -507,7 +507,7 @@ class Change:
         return dataclasses.asdict(self)
 
 
-class Changes(tuple[Change, ...], Shown):
+class Changes(tuple[Change, ...], Reportable):
     """The changes that `explain` compiled, the largest memory saving first."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -515,10 +515,10 @@ class Changes(tuple[Change, ...], Shown):
         return {"changes": [change.to_dict() for change in self]}
 
     def __str__(self) -> str:
-        return Shown.__str__(self)
+        return Reportable.__str__(self)
 
     def __repr__(self) -> str:
-        return Shown.__repr__(self)
+        return Reportable.__repr__(self)
 
     @property
     def line(self) -> str:

@@ -14,10 +14,9 @@ from jax import lax
 
 from meshwright.errors import InputError
 from meshwright.hlo import parse_program
-from meshwright.ledger import MultiplyAdds, executions_of, register_call
+from meshwright.ledger import MultiplyAdds, executed_flops, executions_of, register_call, work_of
 from meshwright.ledger import _work_rules as _rules
-from meshwright.ledger._flops import executed_flops
-from meshwright.ledger._work_rules import CLASSES, unpriced_work, work_of
+from meshwright.ledger._work_rules import CLASSES, unpriced_work
 
 
 def root_work(program):

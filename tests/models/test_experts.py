@@ -11,9 +11,10 @@ import pytest
 
 from meshwright.config import TransformerModel
 from meshwright.trainer.models import Parameter
-from meshwright.trainer.models.experts import expert_mlp, expert_parameters, places_of, route
+from meshwright.trainer.models.expert_rows import order_of, places_of
+from meshwright.trainer.models.experts import expert_mlp, expert_parameters, route
 from meshwright.trainer.models.transformer import Transformer
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick
@@ -128,7 +129,9 @@ def test_choices_are_numbered_in_the_order_of_the_tokens():
     chosen, weights = route(logits, changed(num_experts=3, experts_per_token=2))
     np.testing.assert_array_equal(chosen.argmax(-1), [[0, 2], [1, 2], [0, 1]])
     np.testing.assert_allclose(weights[:, 0], 1 / (1 + np.exp([-1.0, -4.0, -1.0])), rtol=1e-6)
-    places = places_of(chosen, 1)
+    order = order_of(chosen)
+    np.testing.assert_array_equal(order.counts, [2, 2, 2])
+    places = places_of(order.expert, order.rank < 1, 3)
     # Expert 0 keeps token 0, expert 1 token 1, expert 2 token 0; three choices come too late.
     np.testing.assert_array_equal(places.slots < 3, [[True, True], [True, False], [False, False]])
     np.testing.assert_array_equal(places.sources, [0, 2, 1])

@@ -8,8 +8,7 @@ from meshwright.compiler import Compiled, TracedFlops
 from meshwright.hardware import Calibration, Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline, executions_of
-from meshwright.predict._rates import machine_of
-from meshwright.predict._walk import walk
+from meshwright.predict import machine_of, walk
 
 SUM = """%sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)

@@ -8,8 +8,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.hardware import Calibration, Fleet
 from meshwright.ledger import executions_of
-from meshwright.predict import Interval, Prediction, Slice, predict, predicted_trace
-from meshwright.predict._rates import widths
+from meshwright.predict import Interval, Prediction, Slice, predict, predicted_trace, widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.
 STEP = """

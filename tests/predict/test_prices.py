@@ -6,8 +6,8 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import Message
+from meshwright.predict import machine_of
 from meshwright.predict._kernel_prices import bytes_by_memory, kernel_of, transfer_of
-from meshwright.predict._rates import machine_of
 
 ATTENTION = (
     'backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"element_type":"BF16",'

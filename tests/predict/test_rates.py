@@ -8,16 +8,20 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, Fleet, find_chip
-from meshwright.predict import _rates as _constants
-from meshwright.predict._formulas import (
+from meshwright.predict import (
     CollectiveRate,
     GemmRate,
     attention_seconds,
     collective_seconds,
     gemm_seconds,
+    machine_of,
+    shared,
+    sustained_share,
+    widths,
 )
+from meshwright.predict import _rates as _constants
 from meshwright.predict._rate_files import provenance
-from meshwright.predict._rates import attention_of, machine_of, rates_of, shared, sustained_share, widths
+from meshwright.predict._rates import attention_of, rates_of
 
 MEASURED = [
     "A100-40GB",

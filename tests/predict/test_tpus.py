@@ -11,10 +11,7 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.ledger import executions_of
-from meshwright.ledger._work_rules import KERNEL
-from meshwright.predict._rate_files import runs
-from meshwright.predict._rates import machine_of
-from meshwright.predict._walk import walk
+from meshwright.predict import machine_of, runs, walk
 
 SIZE = 8192
 PRODUCT = """
@@ -75,10 +72,10 @@ def test_splash_attention_is_priced_and_a_users_kernel_is_listed(program_of, nam
     text = """
 %step (x: bf16[8,8192,128]) -> bf16[8,8192,128] {
   %x = bf16[8,8192,128]{2,1,0} parameter(0)
-  ROOT %call = bf16[8,8192,128]{2,1,0} custom-call(%x), custom_call_target="tpu_custom_call", KERNEL=SAID
+  ROOT %call = bf16[8,8192,128]{2,1,0} custom-call(%x), custom_call_target="tpu_custom_call", SAID
 }
 """
-    marked = text.replace("KERNEL", KERNEL).replace("SAID", json.dumps(said))
+    marked = text.replace("SAID", f"meshwright_kernel={json.dumps(said)}")
     machine = machine_of(Fleet.parse("v5e-8"), None)
     walked = walk(machine, executions_of(program_of(marked)), (("data", 8),))
     assert walked.total["attention"] > 10**12 / machine.peak_flops_per_second["bf16"]

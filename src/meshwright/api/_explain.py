@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshwright.compiler import TARGET_COMPILER, warm_workers
-from meshwright.config import Layout, block_policies, check_layout
+from meshwright.config import NAMED_REMAT, POLICIES, Layout, block_policies, check_layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
 from meshwright.planning import Suggestion, suggestions
@@ -21,11 +21,6 @@ from ._weigh import weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
 FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")
-# From the most results kept to the fewest. Those that repeat some blocks only are compiled if a run has them.
-REMAT = (
-    *("none", "dots-attention", "dots", "full-every-4", "full-every-3", "alternate-dots", "full-every-2"),
-    "full",
-)
 
 
 @warm_workers()
@@ -67,7 +62,8 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
     if config is None or not config.model.has_blocks:
         return []
     mentioned = {override for suggestion in known for override in suggestion.overrides}
-    now = REMAT.index(config.remat) if config.remat in REMAT else None
+    by_bytes = sorted(NAMED_REMAT, key=_kept_bytes, reverse=True)  # groups of blocks: only if a run has them
+    now = by_bytes.index(config.remat) if config.remat in by_bytes else None
 
     def kept(place: int) -> str:
         return "other results" if now is None else "more" if place < now else "less"
@@ -77,9 +73,15 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
             overrides=(f"remat={name}",),
             effect=f"keeps {kept(place)} for the backward pass (now: {config.remat})",
         )
-        for place, name in enumerate(REMAT)
+        for place, name in enumerate(by_bytes)
         if place != now and f"remat={name}" not in mentioned and len(block_policies(name)) == 1
     ]
+
+
+def _kept_bytes(remat: str) -> float:
+    """Return what a policy keeps, in bytes of a block that is as wide in all its parts."""
+    blocks = [sum(POLICIES[each].kept_bytes) for each in block_policies(remat)]
+    return sum(blocks) / len(blocks)
 
 
 def _faster(weighing: Weighing) -> list[Suggestion]:

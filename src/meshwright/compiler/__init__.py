@@ -35,8 +35,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._kernel_calls import KernelFlops as KernelFlops
     from ._kernel_calls import register_kernel as register_kernel
     from ._kernel_calls import registered_rule as registered_rule
+    from ._options import OPTIONS as OPTIONS
     from ._options import AcceptedOptions as AcceptedOptions
     from ._options import Autotuning as Autotuning
+    from ._options import CompilerOption as CompilerOption
     from ._options import OptionValue as OptionValue
     from ._options import accepted_options as accepted_options
     from ._options import check_refused_results as check_refused_results
@@ -60,6 +62,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import Declared as Declared
     from ._record import NamedKernel as NamedKernel
     from ._record import Request as Request
+    from ._record import Routing as Routing
     from ._record import RulesFile as RulesFile
     from ._record import TakesNoMesh as TakesNoMesh
     from ._record import TracedFlops as TracedFlops

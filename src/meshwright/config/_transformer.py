@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
 from ._section import (
     LARGEST,
+    AtLeastOne,
     Fraction,
     NotNegative,
     NotNegativeFloat,
@@ -32,6 +33,7 @@ MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
+    "expert_load",
 )
 _NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 
@@ -245,7 +247,11 @@ class TransformerModel(ModelKind):
     Effect: that of `router_groups`, which needs it. Unit: groups"""
     capacity_factor: OptionalPositiveFloat = None
     """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
-    Effect: larger factors pad more and drop less; `none` drops nothing and pads most. Unit: fair shares"""
+    Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
+    expert_load: AtLeastOne = 1.0
+    """Tokens of the device whose experts get most, over the mean of all devices, as far as prices go.
+    Effect: multiplies the experts' predicted time, their messages and their buffers; the program is the same.
+    1.0 is a balanced router. Unit: none"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._annotations import PHASES as PHASES
     from ._annotations import Axes as Axes
     from ._annotations import Coordinates as Coordinates
     from ._annotations import Frame as Frame
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._annotations import axes_of as axes_of
     from ._annotations import axes_of_pairs as axes_of_pairs
     from ._annotations import dimensions_of as dimensions_of
+    from ._annotations import expected_trips as expected_trips
     from ._annotations import held_as as held_as
     from ._annotations import iota_of as iota_of
     from ._annotations import leaves_the_domain as leaves_the_domain

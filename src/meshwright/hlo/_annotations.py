@@ -17,7 +17,7 @@ Category: `held_as_C` says that what is computed under it counts as memory categ
 
 Share: some of Meshwright's scopes declare facts that the program alone does not show. `needed_A_of_B`: A / B
 of the arithmetic is the model's. `busy_A_of_B`: a pipeline stage has a microbatch in A of its B runs; the
-other runs are its bubble.
+other runs are its bubble. `expected_N_trips`: a loop whose rounds only the data decides counts as N rounds.
 
 Replica groups come in every form that XLA prints: lists `{{0,1},{2,3}}`; iota `[8,64]<=[64,8]T(1,0)` (the
 numbers 0, 1, ... in the right shape, transposed, read in the left shape); a mesh `mesh['a'=4,'b'=2] {'a'}`,
@@ -152,10 +152,12 @@ _OWN = frozenset((
     "while", "body", "cond", "scan", "closed_call", "eval_jaxpr", "checkpoint", "rematted_computation",
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
     "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches", "static_sparsity_splash",
+    "experts_by_matrix", "experts_by_transpose", "experts_of_matrices",
     "splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals", "splash_mha_dq_no_residuals",
 ))  # fmt: skip
 _HELD = re.compile(r"held_as_(\w+)")
 _SHARE = re.compile(r"(needed|busy)_(\d+)_of_(\d+)(?!\w)")
+_EXPECTED = re.compile(r"expected_(\d+)_trips(?!\w)")
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _CALL = re.compile(r"(?:p?jit)\(.*\)$")
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap|pmap|remat|checkpoint)\((.*)\)$")
@@ -172,6 +174,16 @@ def shares_of(scopes: str) -> dict[str, Fraction]:
     {'needed': Fraction(5, 8)}
     """
     return {kind: Fraction(int(a), int(b)) for kind, a, b in reversed(_SHARE.findall(scopes))}
+
+
+def expected_trips(scopes: str) -> int | None:
+    """Return how often a loop runs by the scope around it; None if no scope says so.
+
+    >>> expected_trips("jit(step)/transpose(jvp(expected_0_trips))/while")
+    0
+    """
+    found = _EXPECTED.findall(scopes)
+    return int(found[-1]) if found else None
 
 
 def twice_seen(length: int, window: int) -> int:

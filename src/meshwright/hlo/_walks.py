@@ -25,6 +25,7 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ._annotations import expected_trips
 from ._text import MOVING, RUNNING, Computation, Instruction, Operand, Program
 
 Weight = tuple[int, ...]
@@ -123,6 +124,8 @@ class Executions:
             if instruction.opcode == "while":
                 trips = self.trips(computation, instruction)
                 for role, runs in (("body", trips), ("condition", None if trips is None else trips + 1)):
+                    if runs == 0:
+                        continue
                     inner = self.program.computations[instruction.called[role][0]]
                     yield from self._run(inner, times * (1 if runs is None else runs), True, None)
             elif instruction.opcode == "conditional":
@@ -150,10 +153,12 @@ def trips_of(program: Program, home: Computation, loop: Instruction) -> int | No
 
     Counted: annotated loops, and loops whose condition depends only on integers of the loop state that start
     at constants and change by integer arithmetic. `jax.lax.scan` and `fori_loop` with fixed bounds make such
-    loops. Not counted: loops that depend on data, and unannotated loops of `MOST_ROUNDS` rounds or more.
+    loops. A loop that depends on data runs as often as a scope around it says. Not counted: loops that depend
+    on data without such a scope, and unannotated loops of `MOST_ROUNDS` rounds or more.
     """
-    if loop.trip_count is not None:
-        return loop.trip_count
+    known = expected_trips(loop.op_name) if loop.trip_count is None else loop.trip_count
+    if known is not None:
+        return known
     condition, body = (program.computations[loop.called[key][0]] for key in ("condition", "body"))
     state: dict[int, int | None] = {}
 

@@ -4,8 +4,8 @@ Looked for: large arguments that every device holds whole although an axis could
 that are identical on several devices although the batch could be divided among them; work that several
 devices duplicate; arguments meant for host memory that the compiler keeps on the device; gathers whose result
 is sliced again; gradients reduced in every microbatch; float32 matmuls among those in a narrower format; axes
-that would fit in a host but leave it; groups that straddle TPU slices. Except for host memory, findings below
-1 % of the device's memory, of the step's FLOPs or of its traffic are left out.
+that would fit in a host but leave it; groups that straddle hosts, racks or TPU slices. Except for host
+memory, findings below 1 % of the device's memory, of the step's FLOPs or of its traffic are left out.
 
 `Replication` finds the axes along which all devices hold the same value. Every value of the program gets the
 set of axes along which devices may differ, starting from the shardings of the arguments. The result of an
@@ -73,6 +73,7 @@ def findings_of(
     sent_bytes = sum(c.wire_bytes for c in traffic)
     return (
         *_axes_between_slices(compiled.mesh_axes, fleet, traffic),
+        *_groups_over_domains(compiled.mesh_axes, fleet, traffic, SMALL_SHARE * sent_bytes),
         *_replicated_arguments(compiled, small_bytes),
         *_replicated_activations(executions.program, compiled, memory, small_bytes),
         *_duplicated_work(flops, dict(compiled.mesh_axes)),
@@ -94,7 +95,7 @@ def _replicated_arguments(compiled: Compiled, small_bytes: float) -> Iterator[Fi
                 what=f"{argument.path} {list(argument.shape)} is held whole by every device, "
                 f"{format_bytes(argument.device_bytes)} each",
                 source_line="",
-                mend=f"split one of its dimensions over {' or '.join(splitting)}",
+                fix=f"split one of its dimensions over {' or '.join(splitting)}",
             )
 
 
@@ -135,7 +136,7 @@ def _replicated_activations(
             what=f"{buffers[0].shape}{more}, saved for the backward pass, is the same on every device along "
             f"{over}, {format_bytes(_bytes(buffers))} each",
             source_line=line or buffers[0].source_line,
-            mend=fix,
+            fix=fix,
         )
 
 
@@ -147,14 +148,14 @@ def _duplicated_work(flops: FlopLedger, axes: Mapping[str, int]) -> Iterator[Fin
     for module, wasted in flops.waste_by_module.items():
         if wasted > SMALL_SHARE * flops.executed:
             heads = " (of key-value heads, by a smaller tensor)" if axes.get("tensor", 1) > 1 else ""
-            capacity = ": of experts, by a smaller capacity factor" if "expert" in module else ""
+            experts = ": of experts, by more tokens in a microbatch" if "expert" in module else ""
             yield Finding(
                 kind="work done twice",
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
-                mend=f"split its operands over the axis whose devices do the same{heads}, or drop the "
-                f"padding{capacity}",
+                fix=f"split its operands over the axis whose devices do the same{heads}, or drop the "
+                f"padding{experts}",
             )
 
 
@@ -166,7 +167,7 @@ def _kept_on_the_device(arguments: tuple[Argument, ...], memory: MemoryLedger) -
             what=f"{format_bytes(meant)} of arguments should be in host memory, but the compiler keeps "
             f"{format_bytes(memory.host_bytes)} there",
             source_line="",
-            mend="move them inside the step with jax.device_put to a host memory space",
+            fix="move them inside the step with jax.device_put to a host memory space",
         )
 
 
@@ -187,7 +188,7 @@ def _undone_gathers(program: Program, messages: _Messages, least_bytes: float) -
                 what=f"an all-gather over {_axes(message)} in {module_of(instruction.op_name) or 'the step'} "
                 f"sends {format_rate(sent, 'B')}, and its result is cut up again",
                 source_line=program.source_line(instruction),
-                mend="pin the value before the gather and the one after it to the same sharding",
+                fix="pin the value before the gather and the one after it to the same sharding",
             )
 
 
@@ -207,7 +208,7 @@ def _reduced_each_microbatch(program: Program, messages: _Messages, least_bytes:
                 kind="reduction inside the accumulation loop",
                 what=f"an {kind} over {axes} in every microbatch sends {format_rate(sent, 'B')} a step",
                 source_line=line,
-                mend="fewer, larger microbatches: batch.microbatch_sequences; or fsdp in the place of data",
+                fix="fewer, larger microbatches: batch.microbatch_sequences; or fsdp in the place of data",
             )
 
 
@@ -229,7 +230,7 @@ def _float32_matmuls(executions: Executions, num_devices: int, flops: FlopLedger
                 what=f"{module or 'outside any scope'}: {format_rate(wide, 'FLOP')} run in float32, "
                 f"{100 * wide / flops.executed:.1f} % of the step",
                 source_line=line,
-                mend="cast both operands to the narrower format; keep float32 only for the sums",
+                fix="cast both operands to the narrower format; keep float32 only for the sums",
             )
 
 
@@ -250,8 +251,34 @@ def _axes_that_leave_the_host(
                 what=f"{name}={size} fits in a domain of {fleet.chips_per_domain} devices, and sends "
                 f"{format_rate(between, 'B')} a step between domains",
                 source_line="",
-                mend="take another order of the axes where the prediction, which walks them all, names one",
+                fix="take another order of the axes where the prediction, which walks them all, names one",
             )
+
+
+def _groups_over_domains(
+    mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...], least_bytes: float
+) -> Iterator[Finding]:
+    """Yield findings on axes whose groups fit in a domain, of which some lie in two: 64 in racks of 72."""
+    domain, tray, chip, reach = fleet.chips_per_domain, fleet.chips_per_host, fleet.chip.name, 1
+    if fleet.domain == "slice":
+        return
+    for name, size in reversed(mesh_axes):
+        reach *= size
+        sent = sum(c.wire_bytes for c in traffic if c.axes == (name,) and c.link == "between")
+        if size == 1 or reach > domain or domain % reach == 0 or sent <= least_bytes:
+            continue
+        whole = [n for n in range(reach, domain, reach) if n % tray == 0 and fleet.num_devices % n == 0]
+        mend = f"a size of {name} with which groups of devices divide {domain}"
+        if fleet.domain == "rack" and whole:
+            each = max(whole)
+            mend = f"{each} devices of each rack: {fleet.num_devices // each}x{each}x{chip}; or {mend}"
+        yield Finding(
+            kind=f"group that straddles {fleet.domain}s",
+            what=f"{domain} devices of a {fleet.domain} are no whole groups of {name}={size}: some lie in "
+            f"two {fleet.domain}s, and a device sends {format_rate(sent, 'B')} a step over {name}",
+            source_line="",
+            fix=mend,
+        )
 
 
 def _axes_between_slices(mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...]) -> Iterator[Finding]:
@@ -277,7 +304,7 @@ def _axes_between_slices(mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collectiv
             what=f"each group of {name}={size} lies in {rest} slices, {inside} of it in each, and a device "
             f"sends {format_rate(sent, 'B')} a step between them",
             source_line="",
-            mend=f"an axis over the batch of {rest}{within}, if that fits: then only gradients cross, once a "
+            fix=f"an axis over the batch of {rest}{within}, if that fits: then only gradients cross, once a "
             "step",
         )
 

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 from meshwright.json_records import read_record
 
-SCHEMA = 7
+SCHEMA = 8
 """The schema of a ledger as JSON (docs/reference/json.md).
 
 2: memory by owner at the peak, timeline; FLOPs by module; links; findings. 4: elementwise classes, torus
@@ -230,7 +230,7 @@ class Finding:
     kind: str
     what: str  # with the values
     source_line: str  # "model.py:25", or "" where it has none
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from meshwright.hlo import (
     dimensions_of,
     leaves_of,
     leaves_the_domain,
+    module_of,
     parse_groups,
 )
 
@@ -50,7 +51,10 @@ EXCHANGES = ("all-to-all", RAGGED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh."""
+    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh.
+
+    `moves_tokens`: it exchanges what the experts' devices compute, or the results.
+    """
 
     kind: str
     axes: tuple[str, ...] | None
@@ -58,6 +62,7 @@ class Message:
     payload_bytes: int  # the result's; of a ragged all-to-all the operand's
     wire_bytes: int  # sent by one device
     groups: str = ""  # as printed
+    moves_tokens: bool = False
 
 
 def message_of(computation: Computation, instruction: Instruction, mesh_axes: Axes) -> Message | None:
@@ -102,7 +107,18 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
         payload_bytes=num_bytes,
         wire_bytes=wire_bytes,
         groups=text,
+        moves_tokens=is_of_experts(instruction.op_name) and (kind == "all-to-all" or axes == ("tensor",)),
     )
+
+
+def is_of_experts(op_name: str) -> bool:
+    """Return whether an operation stands in the scope of experts (`trainer.models.experts`), router apart.
+
+    >>> is_of_experts("jit(step)/jvp(layers)/while/body/mlp_block/experts/shard_map/up/dot_general")
+    True
+    """
+    scopes = module_of(op_name).split("/")
+    return "experts" in scopes and "router" not in scopes
 
 
 def is_overlapped(computation: Computation, start: Instruction) -> bool:

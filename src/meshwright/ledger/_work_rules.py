@@ -199,8 +199,9 @@ def mark_kernels(program: Program, kernels: Sequence[NamedKernel]) -> None:
         results = [(a.dtype, a.dims) for a in instruction.arrays]
         found = [each for each in kernels if _takes(each, operands) and list(each.results) == results]
         text = f"{instruction.op_name} {target} {instruction.attributes.get('backend_config', '')}"
-        if len({each.flops for each in found}) > 1:
-            found = [each for each in found if each.name in text]
+        if len({(each.flops, each.name) for each in found}) > 1:
+            named = [each for each in found if each.name in text]
+            found = named or found
         if found and len({each.flops for each in found}) == 1:
             fields = dataclasses.asdict(found[0])
             facts = {name: value for name, value in fields.items() if name not in ("operands", "results")}

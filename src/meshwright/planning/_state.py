@@ -7,23 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import (
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
-    RunConfig,
-    SGDOptimizer,
-    TransformerModel,
-)
+from meshwright.config import RunConfig, TransformerModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Numbers of parameters, by the axes that divide them."""
+    """Numbers of parameters, by the axes that divide them.
+
+    All but the experts are divided over `expert` as over `fsdp`; under ZeRO-1 as over `data`, between steps.
+    """
 
     blocks: float  # matrices of all blocks: stage, fsdp, tensor
     keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
@@ -65,24 +57,42 @@ def share_of_tables(
     return np.ones_like(stages) if model.tied_embeddings else (1 + 1 / stages) / 2
 
 
-def moments_of(config: RunConfig) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes that a device keeps for each parameter between steps: of itself, of a moment, of all moments.
+
+    `fewest` and `usual` are of all moments, and of the master copy if there is one.
+    """
+
+    parameter: float
+    moment: float
+    fewest: float
+    usual: float
+
+
+def bytes_of_state(config: RunConfig) -> StateBytes:
+    """Return the bytes of the state for each parameter of a matrix."""
+    each = {"fp32": 4.0, "bf16": 2.0, "8bit": 1 + 4 / 256}  # eight bits have a scale for each block
+    parameter, moment = each[config.state.parameters], each[config.state.moments]
+    master = 0.0 if config.state.master == "none" else 4.0
+    fewest, usual = _moments_of(config)
+    return StateBytes(
+        parameter=parameter,
+        moment=moment,
+        fewest=fewest * moment + master,
+        usual=usual * moment + master,
+    )
+
+
+def _moments_of(config: RunConfig) -> tuple[float, float]:
     """Return the fewest and the usual numbers of moments for each parameter."""
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            return 2, 2
-        case AdaGradOptimizer() | LionOptimizer():
-            return 1, 1
-        case MuonOptimizer():
-            return 1, 1.1
-        case AdafactorOptimizer():
-            return 0, 0.1
-        case SGDOptimizer(momentum=momentum):
-            return int(momentum > 0), int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            count = 1 + int(momentum > 0) + int(centered)
-            return count, count
-
-
-def bytes_of_state(config: RunConfig) -> tuple[int, int]:
-    """Return the bytes in which a device keeps a parameter of a matrix, and a moment."""
-    return 2 if config.state.parameters == "bf16" else 4, 2 if config.state.moments == "bf16" else 4
+    kept, weights = config.optimizer.numbers_kept(), weights_of(config)
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike, alike
+    groups = {
+        "hidden": weights.blocks + weights.experts,
+        "tables": weights.tables,
+        "vectors": weights.norms,
+    }
+    total = sum(groups.values())
+    return min(kept.values()), sum(kept[group] * number for group, number in groups.items()) / total

@@ -3,7 +3,7 @@
 Suggestions use only settings and values that the configuration accepts. A saving in bytes is promised only
 for the state, which divides exactly. Weighing again shows the others.
 
-The rule, or hand sum, is 4 x (parameters + activations + gradients + optimizer state). Source: Stanford's
+The rule of thumb is 4 x (parameters + activations + gradients + optimizer state). Source: Stanford's
 CS336, lecture 2. Counted: everything in float32, one activation for each output of a layer (batch x width x
 layers), and as many gradients as parameters. Not counted: the batch, logits and loss, gathered copies, what
 layers keep in addition to their outputs, communication buffers.
@@ -24,17 +24,8 @@ from typing import Any
 from meshwright.compiler import Argument, Compiled, Refusal
 from meshwright.config import (
     AXES,
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
     Layout,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
     RunConfig,
-    SGDOptimizer,
-    TransformerModel,
     check_layout,
     overridden,
 )
@@ -43,7 +34,6 @@ from meshwright.hardware import Fleet, Slices
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes, format_count
 
-CAPACITY_FACTOR = 1.25  # Switch Transformer's in training (Fedus et al. 2021, section 2.2)
 ADAPTER_RANK = 16  # of the example in PEFT's documentation of LoRA
 STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
@@ -173,7 +163,8 @@ def smaller_fleets(largest: Fleet) -> list[Fleet]:
     sizes = sorted(size for size in {*powers, *(3 * power for power in powers)} if size < most)
     found = [_fleet_of_size(largest, size) for size in sizes]
     chip, price = largest.chip, largest.price_per_device_hour  # a caller may have changed either
-    smaller = [dataclasses.replace(each, chip=chip, price_per_device_hour=price) for each in found if each]
+    as_its = {"chip": chip, "price_per_device_hour": price, "reserve_bytes": largest.reserve_bytes}
+    smaller = [dataclasses.replace(each, **as_its) for each in found if each]
     return [*smaller, largest]
 
 
@@ -208,12 +199,7 @@ def _slices_of_size(fleet: Fleet, slices: Slices, num_devices: int) -> Fleet | N
 
 
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> Iterator[Suggestion]:
-    """Suggest smaller buffers of experts, fewer sequences at once, less saved, and smaller shards."""
-    model = config.model
-    if isinstance(model, TransformerModel) and model.num_experts and model.capacity_factor is None:
-        effect = f"an expert's buffer holds {CAPACITY_FACTOR} times its fair share in place of every token; "
-        overrides = (f"model.capacity_factor={CAPACITY_FACTOR}",)
-        yield Suggestion(overrides=overrides, effect=f"{effect}tokens beyond it are dropped")
+    """Suggest fewer sequences at once, less saved, and smaller shards."""
     per_replica = config.batch.sequences // layout.num_replicas
     now = min(config.batch.microbatch_sequences or per_replica, per_replica)
     fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)
@@ -270,7 +256,7 @@ class HandRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandSum:
+class RuleOfThumb:
     """The rule's counts of numbers over the whole fleet; `rule` says how activations were counted."""
 
     parameters: int
@@ -290,8 +276,8 @@ class HandSum:
         return {**dataclasses.asdict(self), "total_bytes": self.total_bytes}
 
 
-def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> HandSum:
-    """Return the hand sum of a run; its rows compare it with the compiled program's bytes of one device.
+def rule_of_thumb(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> RuleOfThumb:
+    """Return the rule of thumb of a run; its rows compare it with the compiled program's bytes of one device.
 
     Every reason comes from the arguments' shards, the ledger's buffers and timeline, or the configuration.
     """
@@ -301,7 +287,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     moments = _moments(config, compiled.arguments)
     total = 2 * parameters + activations + moments
     rows = _RuleRows(config, compiled, memory)
-    return HandSum(
+    return RuleOfThumb(
         parameters=parameters,
         activations=activations,
         gradients=parameters,
@@ -324,20 +310,11 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     Adafactor and Muon treat matrices differently and have no rule of thumb. For them, count the state that
     the step takes.
     """
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            per_parameter = 2
-        case AdaGradOptimizer() | LionOptimizer():
-            per_parameter = 1
-        case SGDOptimizer(momentum=momentum):
-            per_parameter = int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            per_parameter = 1 + int(momentum > 0) + int(centered)
-        case AdafactorOptimizer() | MuonOptimizer():
-            formats = "float32", "bfloat16"
-            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
-            return sum(math.prod(argument.shape) for argument in held)
-    return per_parameter * config.num_trained_parameters
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike * config.num_trained_parameters
+    formats = "float32", "bfloat16", "uint8"
+    held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
+    return sum(math.prod(argument.shape) for argument in held)
 
 
 class _RuleRows:
@@ -354,8 +331,9 @@ class _RuleRows:
         arrays = [a for a in self._arguments if a.role == role and a.shape]
         step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
         why = _where(arrays, self._layout) if count else "the optimizer keeps none"
-        if any(a.dtype == "bfloat16" for a in arrays):
-            why += ", in bf16 where the rule counts fp32"
+        for dtype, words in (("bfloat16", "bf16"), ("uint8", "8 bits")):
+            if any(a.dtype == dtype for a in arrays):
+                why += f", in {words} where the rule counts fp32"
         if step_counts:
             why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
         if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:

@@ -82,7 +82,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class Prior:
     """The assumption about factors before anything is measured.
 
     `widths`: by class; what is a class's own in its factor lies nine times of ten between 1 / width and
@@ -139,7 +139,7 @@ class Factors:
     by_class: Mapping[str, Factor] = field(default_factory=dict[str, Factor])
     shared: float = 1.0
     covariance: tuple[tuple[float, ...], ...] = ()
-    before: Before | None = None  # None without any run
+    before: Prior | None = None  # None without any run
     set_aside: int = 0
     scale: float = 1.0
 
@@ -209,7 +209,7 @@ class Factors:
 NO_FACTORS = Factors()
 
 
-def fit_factors(runs: MeasuredRuns | None, rates: str, before: Before) -> Factors:
+def fit_factors(runs: MeasuredRuns | None, rates: str, before: Prior) -> Factors:
     """Return the factors of all runs that were predicted with the present rates.
 
     Args:
@@ -283,7 +283,7 @@ class _Fit:
 
 
 def _most_probable(
-    runs: tuple[MeasuredRun, ...], place: Mapping[str, int], assumed: Before, scale: float, odds: float
+    runs: tuple[MeasuredRun, ...], place: Mapping[str, int], assumed: Prior, scale: float, odds: float
 ) -> _Fit:
     """Return the most probable logarithms of the factors.
 
@@ -378,9 +378,7 @@ def _misfit(
     return np.array(residuals), np.array(slopes)
 
 
-def before_measuring(
-    table: Mapping[str, Any], *, products: float | None, is_cpu: bool, usual: bool
-) -> Before:
+def before_measuring(table: Mapping[str, Any], *, products: float | None, is_cpu: bool, usual: bool) -> Prior:
     """Return what is assumed of factors before anything is measured.
 
     Args:
@@ -396,7 +394,7 @@ def before_measuring(
     if is_cpu:
         widths = {name: max(width, on_cpu) for name, width in widths.items()}
     widths["matmul"] = without_source if products is None else products
-    return Before(widths=widths, between_programs=table["between_programs"], **shared)
+    return Prior(widths=widths, between_programs=table["between_programs"], **shared)
 
 
 def digest_of(chip: Chip, calibration: Calibration | None, *tables: Mapping[str, Any]) -> str:

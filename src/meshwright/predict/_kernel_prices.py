@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import NamedKernel
+from meshwright.compiler import NamedKernel, Routing
 from meshwright.errors import InputError
 from meshwright.hlo import RUNNING, Array, Computation, Instruction, Program, Shape, iota_of, leaves_of
 from meshwright.ledger import (
@@ -42,7 +42,9 @@ from meshwright.ledger import (
     traced_kernel_of,
 )
 
+from ._dispatch import copies_once
 from ._formulas import attention_seconds, collective_seconds
+from ._rate_files import runs
 from ._rates import Machine
 
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
@@ -139,6 +141,8 @@ def _written(
 
 HOST_SPACE = 5
 _PARTS_IN_PLACE = "ConcatBitcast"  # of a TPU: several arrays that lie one behind another are read as one
+EIGHT_BITS = "fp8"
+NUM_DIMS_OF_MATRICES = 3  # experts, inputs, outputs
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
 
@@ -218,10 +222,17 @@ def kernel_of(
         flops[format_name] += work.flops
         kind = "matmul" if _is_product(place) else work.kind
         if (kernel := traced_kernel_of(place)) is not None:
-            seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
-            if not (machine.is_tpu and kernel.name.startswith(SPLASH)):
+            known_on: list[str] = []
+            if kernel.name in runs()["grouped"]["shares"]:
+                seconds = _grouped_seconds(machine, inner, place, kernel, format_name, peak)
+                known_on = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
+            else:
+                seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
+                known_on = [machine.name] if machine.is_tpu and kernel.name.startswith(SPLASH) else []
+            if machine.name not in known_on:
                 unpriced.append(
-                    f"kernel {kernel.name}: no rate of it is known, it is priced as a {kernel.kind} of ours"
+                    f"kernel {kernel.name}: no rate of it is known on {machine.name} in {format_name}, "
+                    f"it is priced as a {kernel.kind} of ours"
                 )
         elif in_library:
             seconds = max(work.flops / peak, memory_seconds)
@@ -370,6 +381,29 @@ def _kernel_seconds(
     return max(kernel.flops / (peak * rate.efficiency), memory) + rate.start_seconds
 
 
+def _grouped_seconds(
+    machine: Machine,
+    computation: Computation,
+    place: Instruction,
+    kernel: NamedKernel,
+    format_name: str,
+    peak: float,
+) -> float:
+    """Return the seconds of our grouped product of experts: by its share of what products sustain.
+
+    The gradient of matrices writes more than products of its FLOPs do, which is added.
+    """
+    rates, result = runs()["grouped"], place.arrays[0]
+    is_gradient = len(result.dims) == NUM_DIMS_OF_MATRICES
+    matrices = result if is_gradient else computation.operand_arrays(place)[2]
+    narrow, wide = rates["shares"][kernel.name]
+    share = narrow if min(matrices.dims[1:]) < rates["wide"] else wide
+    efficiency = machine.rates.gemm_for(format_name).efficiency
+    sustained = machine.sustained_flops_per_second(format_name) or peak * efficiency
+    written = result.num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+    return kernel.flops / (share * sustained) + (written if is_gradient else 0.0)
+
+
 def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> int:
     """Return the bytes of a copy between host memory and device memory; 0 for any other instruction.
 
@@ -408,10 +442,17 @@ class Order:
     axes: tuple[int, ...]
 
 
-def transfer_of(machine: Machine, message: Message, num_devices: int, order: Order | None = None) -> Transfer:
+def transfer_of(
+    machine: Machine,
+    message: Message,
+    num_devices: int,
+    order: Order | None = None,
+    routing: Routing | None = None,
+) -> Transfer:
     """Return the time of a message between the devices of its groups.
 
     Args:
+        routing: sends the rows of experts' tokens once to each domain and device; None by choice.
         order: the placement of the program's devices on the fleet. None places them in the order of their
             numbers.
 
@@ -423,18 +464,22 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
     domains, members = span_of(message.groups, num_devices, machine.devices_per_domain, permute, places)
     where = ",".join(message.axes) if message.axes is not None else f"groups of {message.group_size}"
     name = f"{message.kind}[{where}]"
+    size = message.group_size if domains == 1 else members
+    sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
+    crossing = crossing_bytes(message, domains, members, slices=machine.is_tpu)
+    if routing is not None and message.moves_tokens and message.kind == "all-to-all":
+        row_bytes = message.payload_bytes / routing.num_chosen  # of all tokens, one row each
+        sent, crossing = (row_bytes * copies for copies in copies_once(routing, domains, size))
     inside = 0.0
     if members > 1 or domains == 1:
-        size = message.group_size if domains == 1 else members
         rate = machine.rates.collective_for(message.kind, size)
         link = _known(machine, machine.inside_rate(2 if permute else size), "inside a domain")
-        sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
         inside = float(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
     if domains == 1:
         return Transfer(name=name, axes=where, link="inside", seconds=inside)
     network = _known(machine, machine.between_bytes_per_second, "between domains")
     network *= machine.shared.network_efficiency
-    between = crossing_bytes(message, domains, members, slices=machine.is_tpu) / network
+    between = crossing / network
     # NCCL's rings use both links at once. XLA reduces inside a TPU slice before it sends, or gathers after.
     at_once = not machine.is_tpu or message.kind in (*EXCHANGES, "collective-permute")
     seconds = max(inside, between) if at_once else inside + between

@@ -31,7 +31,7 @@ from meshwright.units import format_bytes, format_seconds
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
 from ._kernel_prices import Order, head_size_of
-from ._prediction_records import Help, Interval, Prediction, Slice
+from ._prediction_records import Interval, Prediction, Slice, Speedup
 from ._rate_files import provenance, runs
 from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
 from ._sources import words_of
@@ -297,7 +297,9 @@ def predict(
     """
     _check_source(compiled, fleet)
     machine = machine_of(fleet, calibration, attention_kernel, measured)
-    walks = _Walks(machine=machine, schedule=Schedule(executions, compiled.mesh_axes), prices={})
+    walks = _Walks(
+        machine=machine, schedule=Schedule(executions, compiled.mesh_axes, compiled.routing), prices={}
+    )
     walked = walks.walked()
     peer_seconds = _peer_seconds(walks) if walked.transfers else None
     found = prediction_of(
@@ -455,7 +457,8 @@ def _walked(
     measured: MeasuredRuns | None,
 ) -> Walked:
     _check_source(compiled, fleet)
-    return walk(machine_of(fleet, calibration, measured=measured), executions, compiled.mesh_axes)
+    machine = machine_of(fleet, calibration, measured=measured)
+    return walk(machine, executions, compiled.mesh_axes, routing=compiled.routing)
 
 
 def _check_source(compiled: Compiled, fleet: Fleet) -> None:
@@ -559,34 +562,52 @@ def what_helps(
     walked: Walked,
     prices: Prices,
     schedule: Schedule | None = None,
-) -> tuple[Help, ...]:
+) -> tuple[Speedup, ...]:
     """Return the changes, then the bounds, the largest saving of each first.
 
     Args:
         walked, prices: the walk over the program as it is, and the prices of its kernels.
         schedule: that of the executions, if the caller has walked it.
     """
-    schedule = Schedule(executions, compiled.mesh_axes) if schedule is None else schedule
+    schedule = Schedule(executions, compiled.mesh_axes, compiled.routing) if schedule is None else schedule
     walks = _Walks(machine=machine, schedule=schedule, prices=prices)
     again = _Again(walks=walks, walked=walked)
-    bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
+    bounds = [
+        *_hidden(again),
+        *_sent_once(again),
+        *_kept(again, memory),
+        *_narrowed(again),
+        *_without_gaps(again),
+    ]
     least = LEAST_SHARE * walked.seconds
     large = [help_ for help_ in bounds if help_.saving_seconds > least]
     return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))
 
 
-def _hidden(again: _Again) -> Iterator[Help]:
+def _hidden(again: _Again) -> Iterator[Speedup]:
     walked = again.walked
     exposed = {axes for name, axes in walked.transfers.items() if walked.exposed.get(name)}
     for axes in sorted(exposed):
-        yield Help(
+        yield Speedup(
             what=f"no waiting for collectives over {axes}",
             saving_seconds=again.saving(Variation(hidden=axes)),
             certainty="bound: all of them hidden behind computation, or gone",
         )
 
 
-def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
+def _sent_once(again: _Again) -> Iterator[Speedup]:
+    """Yield the bound of sending a token once to each domain and device, where experts lie in several."""
+    transfers = again.walked.transfers
+    if again.walks.schedule.routing is None or not any(name.startswith("all-to-all[") for name in transfers):
+        return
+    yield Speedup(
+        what="tokens sent once to each host and device that has any of their experts",
+        saving_seconds=again.saving(Variation(sends_once=True)),
+        certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step does not",
+    )
+
+
+def _order(again: _Again, fleet: Fleet) -> Iterator[Speedup]:
     """Yield the fastest order of the layout's axes, if it is not the present one."""
     axes = [(name, size) for name, size in again.walks.schedule.mesh_axes if size > 1]
     if fleet.num_domains == 1 or fleet.domain == "slice":
@@ -603,7 +624,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     if best is None:
         return
     layout = ",".join(f"{axes[place][0]}={axes[place][1]}" for place in best)
-    yield Help(
+    yield Speedup(
         what=f"the order of the axes {layout}",
         saving_seconds=least,
         change=f"--layout {layout}",
@@ -612,7 +633,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     )
 
 
-def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
+def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Speedup]:
     """Yield the bound without recomputation."""
     schedule = again.walks.schedule
 
@@ -625,27 +646,27 @@ def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     else:
         free = memory.usable_bytes - memory.reserved_bytes - memory.allowance_bytes
         room = f"{format_bytes(free)} are free" if free > 0 else "no memory is free"
-    yield Help(
+    yield Speedup(
         what="nothing computed again in the backward pass",
         saving_seconds=again.saving(Variation(skips=skips)),
         certainty=f"bound: writing and reading the values kept instead is not counted; {room}",
     )
 
 
-def _narrowed(again: _Again) -> Iterator[Help]:
+def _narrowed(again: _Again) -> Iterator[Speedup]:
     if "bf16" not in again.walks.machine.peak_flops_per_second:
         return
     narrow, wide = replace(again.walks.machine, narrow_products=True), again.walks.schedule.multiplies_in
     prices = {key: price for key, price in again.walks.prices.items() if not wide(key, "fp32")}
-    yield Help(
+    yield Speedup(
         what="products of float32 in bf16",
         saving_seconds=again.saving_on(narrow, prices),
         certainty="bound: operands and results of half the bytes, casts not counted",
     )
 
 
-def _without_gaps(again: _Again) -> Iterator[Help]:
-    yield Help(
+def _without_gaps(again: _Again) -> Iterator[Speedup]:
+    yield Speedup(
         what="no gaps between kernels",
         saving_seconds=again.saving_on(replace(again.walks.machine, launch_seconds=0.0), again.walks.prices),
         certainty="bound: fewer and larger kernels still have gaps",

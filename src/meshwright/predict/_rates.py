@@ -30,9 +30,9 @@ from meshwright.hardware import (
 )
 from meshwright.ledger import EXCHANGES
 
-from ._factors import NO_FACTORS, Before, Factors, before_measuring, digest_of, fit_factors
+from ._factors import NO_FACTORS, Factors, Prior, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
-from ._rate_files import alone_rates, fitted, runs, share_of_peak
+from ._rate_files import fitted, runs, share_of_peak, single_device_rates
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
@@ -462,7 +462,7 @@ def machine_of(
         return machine
     if measured.chip != fleet.chip.name:
         raise InputError(f"steps measured on {measured.chip}", hint=f"give those of {fleet.chip.name}")
-    before = before_of(machine, fleet, calibration)
+    before = prior_of(machine, fleet, calibration)
     factors = fit_factors(measured, rates_digest(fleet, calibration), before)
     launch_seconds = machine.launch_seconds * factors.of("launch")
     return replace(machine, factors=factors, launch_seconds=launch_seconds)
@@ -479,7 +479,7 @@ def launched_one_by_one(machine: Machine, num_devices: int) -> Machine:
     return replace(machine, sustained_share=share)
 
 
-def before_of(machine: Machine, fleet: Fleet, calibration: Calibration | None) -> Before:
+def prior_of(machine: Machine, fleet: Fleet, calibration: Calibration | None) -> Prior:
     """Return what is assumed of a machine's factors before any step is measured."""
     name = width_name(machine, calibration)
     width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
@@ -523,7 +523,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         name=chip.name,
         basis=_basis(chip, rates.measured),
         peak_flops_per_second=chip.peak_flops_per_second,
-        memory_bytes=chip.memory_bytes,
+        memory_bytes=None if chip.memory_bytes is None else chip.memory_bytes - fleet.reserve_bytes,
         memory_bytes_per_second=chip.memory_bytes_per_second,
         memory_efficiency=common.memory_efficiency,
         num_sms=chip.num_sms,
@@ -555,7 +555,7 @@ def _as_cards_reached(machine: Machine, fleet: Fleet, attention_kernel: str) -> 
     """
     chip = fleet.chip
     system = next((name for name, (chips, _) in _systems().items() if chip.name in chips), None)
-    found = alone_rates(system, chip, attention_kernel)
+    found = single_device_rates(system, chip, attention_kernel)
     if found is None:
         return machine
     if fleet.num_devices > 1:

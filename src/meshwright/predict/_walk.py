@@ -24,8 +24,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from meshwright.compiler import Routing
 from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, ProgramPhases, module_of
-from meshwright.ledger import Message, message_of, split_channels
+from meshwright.ledger import Message, is_of_experts, message_of, split_channels
 
 from ._kernel_prices import (
     HOST_SPACE,
@@ -102,13 +103,15 @@ class Variation:
 
     `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
     which the link of every collective is derived again. `skips`: returns True for instructions to leave out.
-    `lengthened`: how many times as long collectives take, by the name of their slice.
+    `lengthened`: how many times as long collectives take, by the name of their slice. `sends_once`: experts'
+    tokens cross once to each domain and device that needs them, where the routing is known.
     """
 
     hidden: str | None = None
     order: Order | None = None
     lengthened: Mapping[str, float] = field(default_factory=dict[str, float])
     skips: Callable[[Computation, Instruction], bool] | None = None
+    sends_once: bool = False
 
 
 AS_IT_IS = Variation()
@@ -121,10 +124,12 @@ class Schedule:
     Args:
         executions: the trip counts and the branches taken.
         mesh_axes: of the program.
+        routing: of its experts, where it has any and they are ours.
     """
 
-    def __init__(self, executions: Executions, mesh_axes: Axes) -> None:
+    def __init__(self, executions: Executions, mesh_axes: Axes, routing: Routing | None = None) -> None:
         self.executions, self.program, self.mesh_axes = executions, executions.program, mesh_axes
+        self.routing = routing
         self.num_devices = math.prod(size for _, size in mesh_axes)
         self._split_channels = split_channels(self.program)
         self._steps: dict[str, tuple[tuple[str, Instruction], ...]] = {}
@@ -223,6 +228,7 @@ def walk(
     prices: Prices | None = None,
     *,
     schedule: Schedule | None = None,
+    routing: Routing | None = None,
     draws: bool = True,
 ) -> Walked:
     """Return the times of one step, with the difference that `variation` describes.
@@ -230,13 +236,14 @@ def walk(
     Args:
         executions: the trip counts and the branches taken.
         schedule: that of these executions and axes, if the caller walks it several times.
+        routing: of experts, for a schedule that is made here.
         draws: whether to note the events, which take as long as the walk.
 
     Raises:
         ValueError: replica groups of an unknown form.
         InputError: a collective crosses a link without a known rate.
     """
-    shared = Schedule(executions, mesh_axes) if schedule is None else schedule
+    shared = Schedule(executions, mesh_axes, routing) if schedule is None else schedule
     walker = _Walker(machine, shared, variation, {} if prices is None else prices, draws)
     return walker.computation(executions.program.entry)
 
@@ -267,8 +274,13 @@ class _Walker:
 
     def _transfer(self, message: Message) -> Transfer | None:
         if message not in self._transfers:
-            found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order)
-            factor = self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            known = self.schedule.routing
+            once = known if self.variation.sends_once else None
+            found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order, once)
+            load = known.load if known is not None and message.moves_tokens else 1.0
+            factor = (
+                load * self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            )
             is_hidden = found.axes == self.variation.hidden
             self._transfers[message] = None if is_hidden else replace(found, seconds=found.seconds * factor)
         return self._transfers[message]
@@ -288,6 +300,8 @@ class _Walker:
             kernel = kernel_of(self.machine, self.schedule.program, computation, instruction, known)
             is_again = self.schedule.phase(computation, instruction) == "recompute"
             factor = self.machine.factors.of(kernel.kind, is_recomputed=is_again)
+            if self.schedule.routing is not None and is_of_experts(instruction.op_name):
+                factor *= self.schedule.routing.load
             seconds, in_memory = kernel.seconds * factor, kernel.memory_seconds * factor
             self._prices[key] = replace(
                 kernel, seconds=seconds, memory_seconds=in_memory, is_recomputed=is_again

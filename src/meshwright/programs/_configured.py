@@ -193,7 +193,7 @@ def plan_command(config: str | RunConfig, fleet: Fleet, overrides: Overrides) ->
     named = [text for text in given if text.partition("=")[0].strip() not in SEARCHED]
     kept = [text for text in named if _changes(run, text)]
     config = config if isinstance(config, str) else config.name
-    return " ".join([f"meshwright plan {config} --on {fleet.name}", *(f"--set {text}" for text in kept)])
+    return " ".join([f"meshwright plan {config} {fleet.options}", *(f"--set {text}" for text in kept)])
 
 
 def _changes(run: RunConfig, override: str) -> bool:

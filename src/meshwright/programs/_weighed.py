@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from meshwright.compiler import Compiled, Refusal, RefusedForMemory, Request, compile_program
-from meshwright.config import Layout, RunConfig
+from meshwright.compiler import Compiled, Refusal, RefusedForMemory, Request, Routing, compile_program
+from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.measure import known_rates
@@ -46,6 +46,7 @@ def weigh_request(
     on_event(Phase(name="reckoning"))
     if facts["tokens_per_step"] is not None:
         compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
+    compiled = dataclasses.replace(compiled, routing=_routing(run))
     mesh = Layout(axes=compiled.mesh_axes) if layout is None else layout
     made = _accounted(request.name, run, fleet, mesh, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=facts["num_steps"])
@@ -157,6 +158,15 @@ def _accounted(
         tokens_per_step=compiled.tokens_per_step,
         warnings=() if run is not None or _has_backward(compiled) else (NO_BACKWARD,),
     )
+
+
+def _routing(run: RunConfig | None) -> Routing | None:
+    """Return how a run sends tokens to experts; None if it has none."""
+    model = None if run is None else run.model
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
+        return None
+    assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
+    return Routing(num_experts=model.num_experts, num_chosen=model.experts_per_token, load=model.expert_load)
 
 
 def _has_backward(compiled: Compiled) -> bool:

@@ -62,7 +62,7 @@ class WeighingFacts:
     warnings: tuple[str, ...]
     idle_devices: int
     num_parameters: int | None
-    hand_sum: planning.HandSum | None = None
+    rule_of_thumb: planning.RuleOfThumb | None = None
     pipeline: Ticks | None = None
     plan_command: str | None = None
     num_active_parameters: int | None = None
@@ -124,7 +124,7 @@ def _compiled_facts(weighing: Weighing, in_full: bool) -> dict[str, Any]:
             cached=weighing.cached,
         ),
         "num_parameters": compiled.num_parameters,
-        "hand_sum": weighing.hand_sum if in_full else None,
+        "rule_of_thumb": weighing.rule_of_thumb if in_full else None,
         "pipeline": weighing.pipeline,
         "plan_command": weighing.plan_command,
         "num_active_parameters": None if experts is None else experts.num_active_parameters,

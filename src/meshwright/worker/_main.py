@@ -67,6 +67,7 @@ ROLES = {
     "parameters": "parameters",
     "frozen": "frozen_parameters",
     "optimizer": "optimizer_state",
+    "master": "optimizer_state",
     "model_state": "model_state",
     "key": "keys",
 }
@@ -504,11 +505,13 @@ def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     """
     offload = (request.config or {}).get("offload")
     moved = offload in ("optimizer", "both") and request.platform != "cpu"
-    return moved and bool(shape) and path.startswith("state['optimizer']")
+    return moved and bool(shape) and path.startswith(("state['optimizer']", "state['master']"))
 
 
 def _moment(path: str) -> str:
     """Return Optax's name of a moment ("mu"), preceded by its group of parameters, if any ("muon.mu")."""
+    if path.startswith("state['master']"):
+        return "master"
     if not path.startswith("state['optimizer']"):
         return ""
     part = re.search(r"\.inner_states\['(\w+)'\]", path)

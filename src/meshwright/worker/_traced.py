@@ -36,7 +36,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from meshwright.compiler import NamedKernel, TracedFlops
-from meshwright.hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
+from meshwright.hlo import expected_trips, module_of, phase_of, place_of_frames, shares_of, twice_seen
 
 from ._grid import Undecided, scan_sizes
 from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
@@ -428,7 +428,9 @@ class _Counter:
         """Add the rounds of a `while`, whose values change; one of unknown length once, as unpriced."""
         from ._rounds import rounds_of
 
-        rounds = rounds_of(eqn, known, FREE)
+        rounds = expected_trips(scopes)
+        if rounds is None:
+            rounds = rounds_of(eqn, known, FREE)
         if rounds is None:
             place = scopes.strip("/") or "the step"
             self.unpriced[f"while of unknown length under {place}, counted once"] += 1

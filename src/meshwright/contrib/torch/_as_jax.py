@@ -71,7 +71,7 @@ class AsJax(Program):
         if not self.step.function or not is_planned:
             return made
         knobs = (f"--set {name}={value}" for name, value in knobs_of(settings.overrides).items())
-        command = f"meshwright plan {self.step.function} --as jax --on {fleet.name}"
+        command = f"meshwright plan {self.step.function} --as jax {fleet.options}"
         return dataclasses.replace(made, plan_command=" ".join([command, *knobs]))
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:

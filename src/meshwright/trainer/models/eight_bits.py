@@ -65,7 +65,7 @@ class NarrowMatrix(NamedTuple):
     stand_in: Array
 
 
-def _narrow(weight: Array, dtype: jax.typing.DTypeLike) -> NarrowMatrix:
+def narrowed(weight: Array, dtype: jax.typing.DTypeLike) -> NarrowMatrix:
     """Quantise a matrix that is first rounded to `dtype`; its gradient has its own format."""
 
     @jax.custom_vjp
@@ -146,7 +146,7 @@ def fp8_product(
         num_batch: leading dims of both, 1 where each expert has its rows and its matrix. All share a scale.
         at: how `x` and the result lie on a mesh, for a scale on each device.
     """
-    narrow = weight if isinstance(weight, NarrowMatrix) else _narrow(weight, x.dtype)
+    narrow = weight if isinstance(weight, NarrowMatrix) else narrowed(weight, x.dtype)
     how = _Product(ProductDims(num_contracted, num_batch), on_cpu, at, narrow.stand_in.dtype)
     return _multiplied(x, narrow, how)
 

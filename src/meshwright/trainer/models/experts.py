@@ -2,14 +2,13 @@
 
 A token goes to the experts of its largest logits. Their outputs are summed, weighted by the softmax over
 those logits alone (Jiang et al. 2024, https://arxiv.org/abs/2401.04088, section 2.1), or by the rules of
-DeepSeek-V2 (https://arxiv.org/abs/2405.04434) and V3 (https://arxiv.org/abs/2412.19437). Each expert has a
-buffer of fixed size on each device, filled in the order of the tokens. A choice that finds it full is dropped
-and adds nothing (Fedus et al. 2021, https://arxiv.org/abs/2101.03961, section 2.2).
+DeepSeek-V2 (https://arxiv.org/abs/2405.04434) and V3 (https://arxiv.org/abs/2412.19437).
 
-The code runs per device (`shard_map`) on that device's tokens, which `tensor` shards by position. Buffers
-travel to the experts' devices and back by all-to-all over `expert`. Over `tensor` they are all-gathered
-before the experts and reduce-scattered after them. Rows move by gathers, forward and backward: there is no
-sort, and no scatter-add, whose order of summation a GPU would choose.
+Every choice is computed (`dropless`), unless the model has a capacity factor. Then each expert has a buffer
+of fixed size on each device, filled in the order of the tokens. A choice that finds it full is dropped and
+adds nothing (Fedus et al. 2021, https://arxiv.org/abs/2101.03961, section 2.2).
+
+The code runs per device (`shard_map`) on that device's tokens, which `tensor` shards by position.
 """
 
 from __future__ import annotations
@@ -17,36 +16,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from meshwright.config import ACTIVATION_RULES, TransformerModel
-from meshwright.sharding import activation_spec, axis_size, on_each_device, parameter_spec
+from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
 from ._base_model import RESIDUAL, Context, Parameter
-from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
+from .dropless import Run, dropless
+from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
+from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
+from .grouped_products import Axes
 from .loss import Balance
 from .products import product as matrix_product
 from .rematerialisation import EXPERTS, SECOND_EXPERTS
 
 ROUTER = ("router", "router_bias")  # parameters in float32
-
-
-class Places(NamedTuple):
-    """The mapping between choices and buffer slots, in both directions.
-
-    `slots` [tokens, choices]: the slot of each choice; beyond the last slot if the choice is dropped.
-    `sources` [experts x capacity]: the choice in each slot, as token x choices + choice; beyond the last
-    choice if the slot is empty.
-    """
-
-    slots: Int[Array, "tokens choices"]
-    sources: Int[Array, " slots"]
 
 
 def _sizes(config: TransformerModel) -> tuple[int, int]:
@@ -70,17 +60,13 @@ def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
     return {**declared, "gate": up} if config.mlp == "gated" else declared
 
 
-def capacity_of(config: TransformerModel, num_tokens: int) -> int:
-    """Return how many of a device's `num_tokens` tokens one expert takes.
+def capacity_of(config: TransformerModel, factor: float, num_tokens: int) -> int:
+    """Return how many of a device's `num_tokens` tokens one expert takes by a capacity factor.
 
-    Without a capacity factor it takes all of them. That suffices, because a token chooses an expert at most
-    once.
+    All of them at most, for a token chooses an expert at most once.
     """
     num_experts, num_choices = _sizes(config)
-    if config.capacity_factor is None:
-        return num_tokens
-    fair = num_tokens * num_choices / num_experts
-    return min(num_tokens, math.ceil(config.capacity_factor * fair))
+    return min(num_tokens, math.ceil(factor * num_tokens * num_choices / num_experts))
 
 
 def expert_mlp(
@@ -94,11 +80,15 @@ def expert_mlp(
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
-    layer = {n: w.astype(jnp.float32 if n in ROUTER else of_gradients) for n, w in layer.items()}
+    router = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if n in ROUTER}
+    layer = {**{n: w.astype(of_gradients) for n, w in layer.items() if n not in ROUTER}, **router}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):
         rows = activation_spec(RESIDUAL, context.mesh)
-        weights = {name: parameter_spec(names, context.mesh) for name, names in dims.items()}
+        weights = {
+            name: PartitionSpec() if name in ROUTER else parameter_spec(names, context.mesh)
+            for name, names in dims.items()
+        }
         return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
 
 
@@ -152,60 +142,6 @@ def _within_groups(liking: Array, num_groups: int, num_chosen: int, by_two: bool
     return jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(liking.shape)
 
 
-def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> Places:
-    """Assign a buffer slot to each choice, in the order of the tokens, until the expert's buffer is full."""
-    num_tokens, num_choices, num_experts = chosen.shape
-    taken = chosen.any(axis=1).astype(jnp.int32)
-    before = jnp.cumsum(taken, axis=0) - taken
-    rank = jnp.where(chosen, before[:, None], 0).sum(axis=-1)
-    expert = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
-    choices = jnp.arange(num_tokens * num_choices, dtype=jnp.int32)
-    num_slots = num_experts * capacity
-    # Each dropped choice gets its own number beyond the end, so that indices stay unique.
-    beyond = num_slots + choices.reshape(rank.shape)
-    slots = jnp.where(rank < capacity, expert * capacity + rank, beyond)
-    empty = jnp.full(num_slots, choices.size, jnp.int32)
-    sources = empty.at[slots.reshape(-1)].set(choices, mode="drop", unique_indices=True)
-    return Places(slots, sources)
-
-
-def _rows(x: Array, places: Array) -> Array:
-    """Return the rows of `x` at `places`; zeros for indices beyond its end."""
-    return jnp.take(x, places, axis=0, mode="fill", fill_value=0)
-
-
-def _to_slots(x: Array, places: Places) -> Array:
-    return _rows(x, places.sources // places.slots.shape[1])
-
-
-def _to_tokens(y: Array, places: Places) -> Array:
-    return _rows(y, places.slots).astype(jnp.float32).sum(axis=1).astype(y.dtype)
-
-
-@jax.custom_vjp
-def send(x: Float[Array, "tokens embed"], places: Places) -> Float[Array, "slots embed"]:
-    """Return each slot's token; zeros if the slot is empty."""
-    return _to_slots(x, places)
-
-
-@jax.custom_vjp
-def receive(y: Float[Array, "slots embed"], places: Places) -> Float[Array, "tokens embed"]:
-    """Sum each token's slots; dropped choices add nothing."""
-    return _to_tokens(y, places)
-
-
-@jax.custom_vjp
-def _matched(weights: Float[Array, "tokens choices"], places: Places) -> Float[Array, " slots"]:
-    """Return each slot's weight."""
-    return _rows(weights.reshape(-1), places.sources)
-
-
-# `send` and `receive` are each other's transpose; autodiff would use a scatter-add instead.
-send.defvjp(lambda x, p: (_to_slots(x, p), p), lambda p, g: (_to_tokens(g, p), None))
-receive.defvjp(lambda y, p: (_to_tokens(y, p), p), lambda p, g: (_to_slots(g, p), None))
-_matched.defvjp(lambda w, p: (_matched(w, p), p), lambda p, g: (_rows(g, p.slots), None))
-
-
 def _on_one_device(
     x: Array,
     layer: dict[str, Array],
@@ -217,17 +153,17 @@ def _on_one_device(
 ) -> tuple[Array, Balance]:
     """Run the experts on one device's tokens, given its shards of the parameters as stored."""
     num_experts, _ = _sizes(config)
-    tokens = x.reshape(-1, x.shape[-1])
-    capacity = capacity_of(config, tokens.shape[0])
+    tokens, factor = x.reshape(-1, x.shape[-1]), config.capacity_factor
     with jax.named_scope("router"):
-        router = _whole(layer["router"], dims["router"], jnp.float32, context)
         wide = tokens.astype(jnp.float32)
-        logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
+        logits = jnp.matmul(wide, layer["router"], precision=jax.lax.Precision.HIGHEST)
         logits = checkpoint_name(checkpoint_name(logits, "router"), EXPERTS)
         chosen, weights = route(logits, config, layer.get("router_bias"))
-        places = places_of(chosen, capacity)
-        balance = _balance(_probabilities(logits, config), chosen, places, context)
-    narrow = context.fp8 and _split("fsdp", context)
+        order = order_of(chosen)
+        capacity = None if factor is None else capacity_of(config, factor, tokens.shape[0])
+        kept = order.rank < (tokens.shape[0] if capacity is None else capacity)
+        balance = _balance(_probabilities(logits, config), chosen, kept, context)
+    narrow = context.fp8 and is_split("fsdp", context)
     matrices: dict[str, Any] = {
         name: whole_in_eight_bits(w, dims[name].index("embed"), context.dtype)
         if narrow
@@ -235,41 +171,72 @@ def _on_one_device(
         for name, w in layer.items()
         if name not in ROUTER
     }
-    buffers = send(tokens, places).reshape(num_experts, capacity, -1)
-    num_needed, num_slots = weights.size, num_experts * capacity
+    mlp = partial(_mlp, activation=activation, is_gated="gate" in matrices)
+    if capacity is None:
+        axes = {name: Axes(0, 1) for name in matrices}
+        if is_split("fsdp", context):
+            matrices, axes = _gathered_first(matrices, dims)
+        elif context.fp8:
+            matrices = {name: narrowed(w, context.dtype) for name, w in matrices.items()}
+        run = Run(axes, mlp, config, context)
+        return dropless(tokens, weights, matrices, order, run).reshape(x.shape), balance
+    num_slots = num_experts * capacity
+    places = places_of(order.expert * capacity + order.rank, kept, num_slots)
+    arrived = exchange(send(tokens, places).reshape(num_experts, capacity, -1), context)
+    factors = exchange(matched(weights, places).reshape(num_experts, capacity, 1), context)
     # All slots of the buffers are multiplied, filled or not.
-    scope = f"needed_{min(num_needed, num_slots)}_of_{num_slots}"
-    arrived = _exchange(buffers, context)
-    factors = _exchange(_matched(weights, places).reshape(num_experts, capacity, 1), context)
-    with jax.named_scope(scope):
-        out = _mlp(arrived, factors, matrices, activation, context)
-    out = _exchange_back(out, context).reshape(num_slots, -1)
+    with jax.named_scope(f"needed_{min(weights.size, num_slots)}_of_{num_slots}"):
+        out = mlp(arrived, factors, lambda x, name: _batched(x, matrices[name], context))
+    out = exchange_back(out, context).reshape(num_slots, -1)
     return receive(out, places).reshape(x.shape), balance
+
+
+def _gathered_first(
+    matrices: dict[str, Any], dims: dict[str, tuple[str, ...]]
+) -> tuple[dict[str, Any], dict[str, Axes]]:
+    """Return matrices with the dimension along which they were gathered first, as the gather leaves them.
+
+    A kernel takes an array as it is given, so another order would be a copy.
+    """
+    places = {name: dims[name].index("embed") for name in matrices}
+
+    def first(name: str, matrix: Any) -> Any:
+        if isinstance(matrix, NarrowMatrix):
+            return NarrowMatrix(first(name, matrix.values), matrix.scale, first(name, matrix.stand_in))
+        return jnp.moveaxis(matrix, places[name], 0)
+
+    moved = {name: first(name, matrix) for name, matrix in matrices.items()}
+    return moved, {name: Axes(1, 0 if place == 1 else 2) for name, place in places.items()}
+
+
+def _batched(x: Array, matrix: Any, context: Context) -> Array:
+    """Multiply the rows of each expert's buffer [experts, slots, ...] with its matrix."""
+    if context.fp8:
+        return fp8_product(x, matrix, 1, context.platform == "cpu", 1)
+    return matrix_product(x, matrix, 1, 1)
 
 
 def _mlp(
     x: Array,
     factors: Array,
-    matrices: dict[str, Any],
+    multiply: Callable[[Array, str], Array],
     activation: Callable[[Array], Array],
-    context: Context,
+    is_gated: bool,
 ) -> Array:
-    """Run each expert's MLP on its buffer [experts, slots, embed]; over `tensor` return a partial sum.
+    """Run the experts' MLPs on rows [..., embed]; over `tensor` return a partial sum.
 
-    The router's weights, `factors` [experts, slots, 1] in float32, multiply the hidden units and not the
-    outputs. Their gradient then needs the hidden units, which the gradient of `down` needs anyway, so no
-    output is kept. Megatron-Core does the same (https://github.com/NVIDIA/Megatron-LM,
+    The router's weights, `factors` [..., 1] in float32, multiply the hidden units and not the outputs. Their
+    gradient then needs the hidden units, which the gradient of `down` needs anyway, so no output is kept.
+    Megatron-Core does the same (https://github.com/NVIDIA/Megatron-LM,
     megatron/core/transformer/moe/experts.py).
     """
 
     def product(x: Array, name: str) -> Array:
         with jax.named_scope(name):
-            if context.fp8:
-                return fp8_product(x, matrices[name], 1, context.platform == "cpu", 1)
-            return matrix_product(x, matrices[name], 1, 1)
+            return multiply(x, name)
 
     up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), EXPERTS)
-    if "gate" in matrices:
+    if is_gated:
         gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_EXPERTS)
         hidden = activation(gate) * up
     else:
@@ -277,13 +244,9 @@ def _mlp(
     return product((hidden * factors).astype(x.dtype), "down")
 
 
-def _split(axis: str, context: Context) -> bool:
-    return axis_size(context.mesh, axis) > 1
-
-
 def _whole(weight: Array, dims: tuple[str, ...], dtype: jax.typing.DTypeLike, context: Context) -> Array:
     """All-gather a parameter over `fsdp` in `dtype`; its gradient is reduce-scattered in its own format."""
-    if not _split("fsdp", context):
+    if not is_split("fsdp", context):
         return weight
     axis = dims.index("embed")
 
@@ -318,28 +281,6 @@ def whole_in_eight_bits(weight: Array, axis: int, dtype: jax.typing.DTypeLike) -
     return use(weight)
 
 
-def _exchange(buffers: Array, context: Context) -> Array:
-    """Exchange [experts, capacity, embed] of own tokens for [own experts, slots of all devices, embed].
-
-    Buffers that crossed `expert` may be saved for the backward pass; others are filled again there.
-    """
-    if _split("expert", context):
-        buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
-        buffers = checkpoint_name(buffers, "expert_tokens")
-        buffers = checkpoint_name(buffers, EXPERTS)  # as shards; gathered over `tensor` again
-    if _split("tensor", context):
-        buffers = jax.lax.all_gather(buffers, "tensor", axis=1, tiled=True)
-    return buffers
-
-
-def _exchange_back(out: Array, context: Context) -> Array:
-    if _split("tensor", context):
-        out = jax.lax.psum_scatter(out, "tensor", scatter_dimension=1, tiled=True)
-    if _split("expert", context):
-        out = jax.lax.all_to_all(out, "expert", split_axis=1, concat_axis=0, tiled=True)
-    return out
-
-
 def _probabilities(logits: Array, config: TransformerModel) -> Array:
     """Return each expert's share of a token's scores."""
     if config.router == "softmax":
@@ -348,12 +289,12 @@ def _probabilities(logits: Array, config: TransformerModel) -> Array:
     return scores / scores.sum(axis=-1, keepdims=True)
 
 
-def _balance(probabilities: Array, chosen: Array, places: Places, context: Context) -> Balance:
+def _balance(probabilities: Array, chosen: Array, is_kept: Array, context: Context) -> Balance:
     """Compute the balance over the tokens of all devices, including axes already manual outside the model."""
     num_tokens, num_choices, num_experts = chosen.shape
     choices = chosen.astype(jnp.float32).sum(axis=(0, 1))
     probability = probabilities.sum(axis=0)
-    kept = jnp.sum(places.slots < places.sources.size, dtype=jnp.int32).astype(jnp.float32)
+    kept = jnp.sum(is_kept, dtype=jnp.int32).astype(jnp.float32)
     splitting = (axis for dim in RESIDUAL for axis in ACTIVATION_RULES[dim])
     axes = tuple(axis for axis in splitting if context.mesh.shape.get(axis, 1) > 1)
     if axes:

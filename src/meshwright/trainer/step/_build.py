@@ -1,7 +1,8 @@
 """Build the train step of a config on a mesh.
 
 The state is a dict: `parameters` and `optimizer` in the formats of the section `state`, `model_state` (what
-the model keeps in addition to parameters), `key` (the run's random key), `step`, and under fp16 `loss_scale`.
+the model keeps in addition to parameters), `key` (the run's random key), `step`, under fp16 `loss_scale`, and
+`master` if the section `state` has one.
 The batch has a leading dim of microbatches; gradients are summed over it in the format `gradient_sum`.
 
 Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` are the model's, in the compute
@@ -12,6 +13,7 @@ and back after it, so its bytes cross the host's link twice per step.
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
 sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
 both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
+So it is over `expert` for all but the experts. Without ZeRO-1 they are gathered over `expert` as over `fsdp`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from meshwright.config import IdxData, InstructionData, RunConfig, num_stacked_layers, padded_layers
-from meshwright.sharding import activation_spec, batch_axes, mesh_here, parameter_spec
+from meshwright.sharding import activation_spec, batch_axes, mesh_here, parameter_spec, replica_axes
 from meshwright.trainer.models import (
     Context,
     Model,
@@ -45,11 +47,14 @@ from meshwright.trainer.models import (
 
 from . import _gradients as grads
 from . import _state_formats as _formats
-from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
+from ._matrices import is_matrix
+from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
+KEPT = ("parameters", "master", "optimizer", "model_state")  # what a step changes, and keeps if it went wrong
+ON_HOST = ("optimizer", "master")  # what `offload = "optimizer"` keeps there
 _Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # arguments: state and batch
 
 
@@ -89,7 +94,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     model = model_of(config.model)
     frozen, declared = declarations(config, model, mesh.shape.get("stage", 1))
     optimizer = optimizer_of(config, declared)
-    context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
+    moments = _formats.formats_of_moments(config, declared, optimizer)
+    context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
     state = abstract_state(
         init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
     )
@@ -104,7 +110,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         from ._pipeline import pipeline_of
 
         pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
-    sums = _sums_of(model, () if frozen is not None else model.summed(context_of(None)), formats)
+    summed = () if frozen is not None else model.summed(context_of(None))
+    sums = partial(_sums_of(config, model, used, mesh), summed=summed, formats=formats)
 
     def loss(
         parameters: Tree, model_state: Tree, batch: Tree, key: Any, frozen: Tree = None, sums: Tree = None
@@ -132,7 +139,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return value, outcome, tables.narrowed(gradient)
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
-    step = _step(config, optimizer, gradients, state_shardings["parameters"])
+    step = _step(config, optimizer, moments, gradients, state_shardings["parameters"])
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
         step=jax.jit(
@@ -149,7 +156,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
-    With ZeRO-1 they are gathered over `data` and `context`, and in a pipeline all are cast to the compute
+    With ZeRO-1 they are gathered over the replicas, and in a pipeline all are cast to the compute
     format. Otherwise the matrices of stacked layers are cast, unless there is one microbatch, which casts
     them itself. Tables then stay in float32, in which the loss adds up their gradients. All stay so where
     gradients are to be float32, for autodiff gives a gradient the format of its parameter.
@@ -168,13 +175,16 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
 
-def _sums_of(model: Model, summed: tuple[str, ...], formats: Tree) -> grads.Gradients:
+def _sums_of(config: RunConfig, model: Model, used: Tree, mesh: Mesh) -> Callable[..., Any]:
     """Return the function that sums gradients over the microbatches, without stages.
 
     A model with state computes statistics over the whole batch, so it must see all replicas at once.
     """
-    sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
-    return partial(sums, summed=summed, formats=formats)
+    if jax.tree.leaves(model.state()):
+        return grads.gradients_of
+    in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
+    axes = replica_axes(mesh, config.zero1)
+    return partial(grads.gradients_by_replica, axes=axes, in_step=in_step)
 
 
 def whole_parameters(state: Tree) -> Tree:
@@ -208,7 +218,9 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
     return frozen, model.adapters(config.lora)
 
 
-def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) -> Callable[[Array], Tree]:
+def _init_of(
+    config: RunConfig, model: Model, declared: Tree, optimizer: Any, moments: _formats.MomentFormats
+) -> Callable[[Array], Tree]:
     """Return the function, not jitted, that creates a state from a seed."""
 
     def init(seed: Array) -> Tree:
@@ -221,10 +233,10 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
                 "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
             }
         return {
-            "parameters": _formats.kept_parameters(config.state, declared, parameters),
+            **_formats.kept_parameters(config.state, declared, parameters),
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
             "model_state": initial_parameters(model.state(), root),
-            "optimizer": _formats.kept_moments(config.state, optimizer.init(parameters)),
+            "optimizer": moments.narrowed(optimizer.init(parameters)),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
             "step": jnp.int32(0),
             **grads.initial_scale(config.precision),
@@ -297,31 +309,41 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
     return context_of
 
 
-def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:
+def _step(
+    config: RunConfig,
+    optimizer: Any,
+    formats: _formats.MomentFormats,
+    gradients: _Gradients,
+    shardings: Tree,
+) -> Any:
     """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
     rate, on_host = schedule_of(config), _moments_on_host(config)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
-        old = {name: state[name] for name in ("parameters", "optimizer", "model_state")}
+        old = {name: state[name] for name in KEPT if name in state}
         if on_host:
-            old["optimizer"] = moved(old["optimizer"], jax.memory.Space.Device)
+            old |= {name: moved(old[name], jax.memory.Space.Device) for name in ON_HOST if name in old}
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
-            wide = _formats.widened({name: old[name] for name in ("parameters", "optimizer")})
-            updates, moments = optimizer.update(gradient, wide["optimizer"], wide["parameters"])
+            wide = _formats.widened(_formats.with_master(old["parameters"], old.get("master")))
+            updates, moments = optimizer.update(gradient, formats.widened(old["optimizer"]), wide)
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
-            parameters = optax.apply_updates(wide["parameters"], updates)
+            parameters = optax.apply_updates(wide, updates)
+            if config.state.moments == "8bit":
+                moments = formats.narrowed(moments)
             new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
-            if config.state.is_narrow:
+            if "master" in old:
+                new |= _formats.split_master(old["parameters"], parameters)
+            if config.state.rounds:
                 key = jax.random.fold_in(step_key(state), _formats.OF_ROUNDING)
                 new = _formats.rounded_as(old, new, config.state, key)
             new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
             if on_host:
-                new["optimizer"] = moved(new["optimizer"], jax.memory.Space.Host)
+                new |= {name: moved(new[name], jax.memory.Space.Host) for name in ON_HOST if name in new}
         metrics = {
             "loss": value,
             "gradient_norm": norm,
@@ -362,7 +384,7 @@ def whole_over_replicas(
 ) -> Tree:
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
-    Under ZeRO-1 it is whole over `data` and `context`, and a pipeline's head is whole over `stage`. It stays
+    Under ZeRO-1 it is whole over the replicas, and a pipeline's head is whole over `stage`. It stays
     sharded by the other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors
     stay in float32, and so do matrices with `Parameter.wide`.
 
@@ -372,7 +394,7 @@ def whole_over_replicas(
 
     def one(declared: Parameter, x: Array, split: NamedSharding) -> Array:
         cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
-        whole = NamedSharding(split.mesh, spec_in_step(declared, split.mesh, False))
+        whole = NamedSharding(split.mesh, spec_in_step(declared, split.mesh, zero1, in_step=True))
         if not zero1 and split == whole:
             return cast
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
@@ -407,20 +429,21 @@ def abstract_state(
     if frozen is not None:
         shardings["frozen"] = _by_dims(frozen, mesh, zero1)
     shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
+    if "master" in shapes:
+        shardings["master"] = moment_shardings(shapes["master"], declared, mesh, zero1)
     if on_host:
-        shardings["optimizer"] = jax.tree.map(
-            lambda s, x: s.with_memory_kind(HOST) if x.ndim else s,
-            shardings["optimizer"],
-            shapes["optimizer"],
-        )
+        in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
+        for name in ON_HOST:
+            if name in shapes:
+                shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])
     described = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
     return jax.tree.map(described, shapes, shardings)
 
 
-def _by_dims(declared: Tree, mesh: Mesh, zero1: bool) -> Tree:
-    """Return the shardings of declared parameters."""
+def _by_dims(declared: Tree, mesh: Mesh, zero1: bool, *, in_step: bool = False) -> Tree:
+    """Return the shardings of declared parameters at rest, or as a step uses them."""
     return jax.tree.map(
-        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape)),
+        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape, in_step=in_step)),
         declared,
         is_leaf=is_parameter,
     )

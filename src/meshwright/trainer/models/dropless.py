@@ -1,0 +1,226 @@
+"""Run all experts that the tokens chose, however many chose the same: nothing is dropped.
+
+On the device that multiplies, the rows of an expert fill whole tiles (`grouped_products`), as many as it has.
+
+Where `expert` splits the experts, devices exchange buffers of a fixed size: of a device's choices, the even
+share of each other device and an eighth more (`sent_rows`). A buffer belongs to a pair of devices, so any
+expert of a device may fill it. If a device is chosen more often, the rest follows in further rounds of
+smaller buffers, as many as the fullest device needs. With an even load there are none. The scope
+`expected_0_trips` says so to the ledger, which counts the memory of these rounds and not their time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from meshwright.config import TransformerModel, sent_rows
+from meshwright.sharding import axis_size, whole_size
+
+from ._base_model import Context
+from .expert_rows import Order, Places, exchange, exchange_back, is_split, matched, places_of, receive, send
+from .grouped_products import (
+    Axes,
+    Grouping,
+    Tiles,
+    grouped_fp8_product,
+    grouped_product,
+    grouping_for,
+    tiles_for,
+    tiles_of,
+)
+
+Matrices = dict[str, Any]
+LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
+Mlp = Callable[[Array, Array, Callable[[Array, str], Array]], Array]
+"""From rows, their factors and what multiplies rows with the matrix of a name, to the results."""
+
+
+class Run(NamedTuple):
+    """What the experts of a run are: the axes of their matrices by name, what each computes, and settings."""
+
+    axes: Mapping[str, Axes]
+    mlp: Mlp
+    config: TransformerModel
+    context: Context
+
+    @property
+    def own(self) -> int:
+        """Return the number of experts on this device."""
+        return (self.config.num_experts or 0) // self.parts
+
+    @property
+    def parts(self) -> int:
+        """Return the number of devices that split the experts."""
+        return whole_size(self.context.mesh, "expert")
+
+    @property
+    def senders(self) -> int:
+        """Return the number of devices whose rows one device multiplies."""
+        return self.parts * axis_size(self.context.mesh, "tensor")
+
+    def grouping(self, rows: int) -> Grouping:
+        """Return how this device multiplies `rows` rows."""
+        return grouping_for(rows, self.own, self.context.platform, self.context.compute_capability)
+
+    def in_tiles(self, x: Array, factors: Array, matrices: Matrices, tiles: Tiles, how: Grouping) -> Array:
+        """Run the experts on rows in tiles."""
+
+        def multiply(x: Array, name: str) -> Array:
+            product = grouped_fp8_product if self.context.fp8 else grouped_product
+            return product(x, matrices[name], tiles, how, self.axes[name])
+
+        executed = x.shape[0] if how.by_kernel is None else how.executed
+        with jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}"):
+            return self.mlp(x, factors, multiply)
+
+
+def dropless(
+    tokens: Float[Array, "tokens embed"],
+    weights: Float[Array, "tokens choices"],
+    matrices: Matrices,
+    order: Order,
+    run: Run,
+) -> Float[Array, "tokens embed"]:
+    """Return the sum of the results of each token's experts, weighted; over `tensor` of all its devices.
+
+    Args:
+        tokens: of one device.
+        weights: the router's.
+        matrices: of this device's experts, whole but for `tensor`.
+        order: the experts that the tokens chose.
+        run: what an expert computes, and how.
+    """
+    if run.senders == 1:
+        return _on_its_own(tokens, weights, matrices, order, run)
+    fair = weights.size / run.parts
+    most = tokens.shape[0] * min(weights.shape[1], run.own)  # rows of this device that another may be sent
+    first = weights.size if run.parts == 1 else min(most, math.ceil(sent_rows(fair)))
+    later = math.ceil(LATER * first)
+    rest: Array | float = 0.0
+    if first < most and run.parts > 1:
+        fullest = jnp.max(order.counts.reshape(-1, run.own).sum(axis=1))
+        exchanging = tuple(axis for axis in ("expert", "tensor") if is_split(axis, run.context))
+        left = jnp.maximum(jax.lax.pmax(fullest, exchanging) - first, 0)
+
+        def one_of_rest(i: Array, tokens: Array, weights: Array, matrices: Matrices, order: Order) -> Array:
+            how = run.grouping(run.senders * later)
+            return _round(tokens, weights, matrices, order, first + i * later, later, how, run)
+
+        arrays = (tokens, weights, matrices)
+        tokens, weights, matrices, rest = _with_rest(one_of_rest, (left + later - 1) // later, order, *arrays)
+    how = run.grouping(weights.size * run.senders // run.parts)
+    return _round(tokens, weights, matrices, order, jnp.int32(0), first, how, run) + rest
+
+
+def _on_its_own(tokens: Array, weights: Array, matrices: Matrices, order: Order, run: Run) -> Array:
+    """Run all experts on one device, which exchanges no rows."""
+    how = run.grouping(weights.size)
+    num_tiles = tiles_for(weights.size, run.own, how.tile)
+    tiles = tiles_of(order.counts, num_tiles, how.tile)
+    slots = tiles.start[order.expert] * how.tile + order.rank
+    places = places_of(slots, jnp.ones(slots.shape, bool), num_tiles * how.tile)
+    factors = matched(weights, places)[:, None]
+    return receive(run.in_tiles(send(tokens, places), factors, matrices, tiles, how), places)
+
+
+def _round(
+    tokens: Array,
+    weights: Array,
+    matrices: Matrices,
+    order: Order,
+    low: Array,
+    size: int,
+    how: Grouping,
+    run: Run,
+) -> Array:
+    """Compute the choices from `low` on, `size` of each device's for each other, and return their results.
+
+    A device's choices are numbered for each other device by expert, then by token.
+    """
+    counts = order.counts.reshape(run.parts, run.own)
+    starts = jnp.cumsum(counts, axis=1) - counts
+    number = starts.reshape(-1)[order.expert] + order.rank - low
+    slots = order.expert // run.own * size + number
+    places = places_of(slots, (number >= 0) & (number < size), run.parts * size)
+    arrived = exchange(send(tokens, places).reshape(run.parts, size, -1), run.context)
+    factors = exchange(matched(weights, places).reshape(run.parts, size, 1), run.context)
+    edges = (jnp.clip(edge - low, 0, size)[:, None] for edge in (starts, starts + counts))
+    begin, end = (exchange(edge, run.context).reshape(-1, run.own) for edge in edges)
+    within, tiles = _tiled(begin, end, size, how)
+    rows = send(arrived.reshape(-1, arrived.shape[-1]), within)
+    out = run.in_tiles(rows, send(factors.reshape(-1, 1), within), matrices, tiles, how)
+    out = exchange_back(receive(out, within).reshape(arrived.shape), run.context)
+    return receive(out.reshape(run.parts * size, -1), places)
+
+
+def _tiled(
+    begin: Int[Array, "senders own"], end: Int[Array, "senders own"], size: int, how: Grouping
+) -> tuple[Places, Tiles]:
+    """Put the rows that arrived into tiles of one expert: by expert, then by sender.
+
+    Args:
+        begin, end: of each sender's `size` rows, those of each expert.
+    """
+    senders, own = begin.shape
+    counts = end - begin
+    tiles = tiles_of(counts.sum(axis=0), tiles_for(senders * size, own, how.tile), how.tile)
+    first = tiles.start[:-1][None] * how.tile + jnp.cumsum(counts, axis=0) - counts
+    row = jnp.arange(size, dtype=jnp.int32)
+    # The expert of each row, by the ends that lie at or before it.
+    expert = (end[:, None] <= row[None, :, None]).astype(jnp.int32).sum(axis=2)
+    is_filled = expert < own
+    expert = jnp.minimum(expert, own - 1)
+    slots = row[None] + jnp.take_along_axis(first - begin, expert, axis=1)
+    num_slots = tiles.expert.size * how.tile
+    return places_of(slots.reshape(-1, 1), is_filled.reshape(-1, 1), num_slots), tiles
+
+
+def _with_rest(
+    one: Callable[..., Array],
+    num_rounds: Array,
+    order: Order,
+    tokens: Array,
+    weights: Array,
+    matrices: Matrices,
+) -> tuple[Array, Array, Matrices, Array]:
+    """Return tokens, weights and matrices as they are, and the sum of `one(i, ...)` over all rounds.
+
+    The gradients of the first round, which uses what is returned, are added to where they lie.
+    """
+
+    @jax.custom_vjp
+    def use(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, ...]:
+        def add(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            i, total = state
+            return i + 1, total + one(i, *arrays, order)
+
+        with jax.named_scope("expected_0_trips"):
+            start = jnp.int32(0), jnp.zeros_like(arrays[0])
+            _, total = jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)
+        return *arrays, total
+
+    def forward(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, Any]:
+        return use(order, num_rounds, *arrays), (order, num_rounds, arrays)
+
+    def backward(saved: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        order, num_rounds, arrays = saved
+        *of_arrays, of_total = gradients
+
+        def add(state: tuple[Array, Any]) -> tuple[Array, Any]:
+            i, sums = state
+            _, pull = jax.vjp(lambda *arrays: one(i, *arrays, order), *arrays)
+            return i + 1, jax.tree.map(jnp.add, sums, tuple(pull(of_total)))
+
+        with jax.named_scope("expected_0_trips"):
+            start = jnp.int32(0), tuple(of_arrays)
+            _, sums = jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)
+        return None, None, *sums
+
+    use.defvjp(forward, backward)
+    return use(order, num_rounds, tokens, weights, matrices)

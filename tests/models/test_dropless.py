@@ -1,0 +1,193 @@
+"""Experts that drop nothing: grouped products against loops, layers against the dense form, if uneven too."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.config import TransformerModel, sent_rows
+from meshwright.trainer.models.eight_bits import narrowed
+from meshwright.trainer.models.experts import expert_mlp, expert_parameters
+from meshwright.trainer.models.grouped_products import (
+    Axes,
+    Grouping,
+    grouped_fp8_product,
+    grouped_product,
+    tiles_for,
+    tiles_of,
+)
+
+pytestmark = pytest.mark.quick
+
+EMBED, EXPERTS, WIDTH = 32, 8, 16
+MODEL = TransformerModel(
+    kind="transformer",
+    num_layers=1,
+    embed_dim=EMBED,
+    num_heads=4,
+    num_kv_heads=4,
+    mlp_dim=WIDTH,
+    vocab_size=32,
+    rope_theta=100.0,
+    num_experts=EXPERTS,
+    experts_per_token=2,
+)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+# Products
+
+COUNTS = np.array([0, 1, 40, 17, 16])
+LOOP = Grouping(tile=16, rows=74, experts=5, by_kernel=None)
+KERNEL = dataclasses.replace(LOOP, by_kernel=(9, 0), interpret=True)
+
+
+def rows_in_tiles(width, seed):
+    num_tiles = tiles_for(LOOP.rows, 5, LOOP.tile)
+    tiles = tiles_of(jnp.array(COUNTS), num_tiles, LOOP.tile)
+    x = np.zeros((num_tiles * LOOP.tile, width), np.float32)
+    for first, count in zip(np.asarray(tiles.start) * LOOP.tile, COUNTS, strict=False):
+        x[first : first + count] = normal(count, width, seed=seed + first)
+    return jnp.array(x), tiles
+
+
+@pytest.mark.parametrize("how", [LOOP, KERNEL], ids=["loop", "kernel"])
+@pytest.mark.parametrize("axes", [Axes(0, 1), Axes(0, 2), Axes(1, 0), Axes(1, 2)], ids=str)
+def test_each_row_meets_the_matrix_of_its_expert(how, axes):
+    (x, tiles), (gradient, _) = rows_in_tiles(EMBED, 1), rows_in_tiles(48, 2)
+    matrices = normal(5, EMBED, 48)
+    laid_out = jnp.array(np.moveaxis(matrices, (0, 1, 2), (axes.experts, axes.summed, axes.left)))
+    y, pull = jax.vjp(lambda x, m: grouped_product(x, m, tiles, how, axes), x, laid_out)
+    d_x, d_matrices = pull(gradient)
+    d_matrices = np.moveaxis(np.asarray(d_matrices), (axes.experts, axes.summed, axes.left), (0, 1, 2))
+    for expert, (first, end) in enumerate(zip(tiles.start * 16, tiles.start[1:] * 16, strict=False)):
+        mine = slice(int(first), int(end))
+        np.testing.assert_allclose(y[mine], x[mine] @ matrices[expert], atol=1e-5)
+        np.testing.assert_allclose(d_x[mine], gradient[mine] @ matrices[expert].T, atol=1e-5)
+        np.testing.assert_allclose(d_matrices[expert], x[mine].T @ gradient[mine], atol=1e-5)
+    beyond = int(tiles.start[-1]) * 16
+    assert beyond < len(y)
+    np.testing.assert_array_equal(y[beyond:], 0)
+
+
+def test_a_product_in_eight_bits_is_within_its_rounding(context):
+    (x, tiles), (gradient, _) = rows_in_tiles(EMBED, 1), rows_in_tiles(48, 2)
+    matrices = jnp.array(normal(5, EMBED, 48))
+    found = []
+    for how in (LOOP, KERNEL):
+        y, pull = jax.vjp(
+            lambda x, m, how=how: grouped_fp8_product(x, narrowed(m, x.dtype), tiles, how, Axes()),
+            x,
+            matrices,
+        )
+        found.append((y, *pull(gradient)))
+    exact, pull = jax.vjp(lambda x, m: grouped_product(x, m, tiles, LOOP, Axes()), x, matrices)
+    for loop, kernel, wide in zip(*found, (exact, *pull(gradient)), strict=True):
+        # E4M3 has 3 bits of mantissa: each factor is off by 1/16 at most, the sum of many by less.
+        error = float(jnp.sqrt(jnp.mean((loop - wide) ** 2) / jnp.mean(wide**2)))
+        assert 1e-3 < error < 1 / 16
+        np.testing.assert_allclose(kernel, loop, atol=2e-2 * float(jnp.abs(wide).max()))
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "tile"), [(10, 3, 4), (3, 8, 4), (0, 4, 8), (64, 1, 16), (65, 4, 16)]
+)
+def test_tiles_hold_any_spread_and_no_fewer_would(rows, experts, tile):
+    def needed(counts):
+        return sum(-(-count // tile) for count in counts)
+
+    def spreads(left, places):
+        if places == 1:
+            yield (left,)
+            return
+        for first in range(left + 1):
+            yield from ((first, *rest) for rest in spreads(left - first, places - 1))
+
+    small = experts <= 4
+    most = max(map(needed, spreads(rows, experts))) if small else rows
+    assert tiles_for(rows, experts, tile) == max(most, 1)
+
+
+def test_even_chances_seldom_need_a_further_round():
+    """The spare rows against a simulation: 4096 tokens choose 8 of 128 experts on 32 devices."""
+    random = np.random.default_rng(0)
+    fair = 4096 * 8 // 32
+    sent = random.multinomial(4096 * 8, [1 / 32] * 32, size=2000)
+    assert sent.max() < sent_rows(fair) < 1.25 * fair
+
+
+# Layers
+
+
+def layer_of(seed=1):
+    declared = expert_parameters(MODEL)
+    return {
+        name: jnp.array(normal(*p.shape, seed=seed + i) / p.fan_in**0.5)
+        for i, (name, p) in enumerate(declared.items())
+    }
+
+
+def dense(x, layer):
+    logits = x @ layer["router"]
+    kept = logits >= jax.lax.top_k(logits, 2)[0][..., -1:]
+    weights = jax.nn.softmax(jnp.where(kept, logits, -jnp.inf), axis=-1)
+    up = jnp.einsum("bse,xem->bsxm", x, layer["up"])
+    hidden = jax.nn.silu(jnp.einsum("bse,xem->bsxm", x, layer["gate"])) * up
+    return jnp.einsum("bsxm,xme,bsx->bse", hidden, layer["down"], weights)
+
+
+LAYOUTS = [
+    {"expert": 8},
+    {"fsdp": 2, "expert": 4},
+    {"expert": 4, "tensor": 2},
+    {"fsdp": 2, "expert": 2, "tensor": 2},
+    {"data": 2, "fsdp": 4},
+]
+# Added to the scores of the experts: as they are; nearly all tokens choose the first two; one has no token.
+SPREADS = {
+    "even": np.zeros(EXPERTS),
+    "two": np.array([9.0, 8, 0, 0, 0, 0, 0, 0]),
+    "none": np.eye(EXPERTS)[5] * -50,
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
+    run, layer = context(**layout), layer_of()
+    x, direction = normal(8, 12, EMBED, seed=7), normal(8, 12, EMBED, seed=8)
+    x[..., 0] = 1  # so that a row of the router adds to all scores
+    layer["router"] = layer["router"].at[0].set(SPREADS[spread])
+
+    def ours(x, layer):
+        return jnp.sum(expert_mlp(x, layer, MODEL, run, jax.nn.silu)[0] * direction)
+
+    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu))(x, layer)
+    found = jax.jit(jax.grad(ours, argnums=(0, 1)))(x, layer)
+    with jax.numpy_rank_promotion("allow"):
+        wanted = jax.jit(dense)(x, layer)
+        gradients = jax.jit(jax.grad(lambda x, layer: jnp.sum(dense(x, layer) * direction), argnums=(0, 1)))(
+            x, layer
+        )
+    assert balance.dropped == 0
+    assert (balance.load > 3) == (spread == "two")
+    np.testing.assert_allclose(out, wanted, atol=1e-6 * float(jnp.abs(wanted).max()) * 8)
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6 * float(jnp.abs(theirs).max()) + 1e-7)
+
+
+def test_eight_bits_drop_nothing_either(context):
+    run = dataclasses.replace(context(fsdp=2, expert=4), fp8=True)
+    x, layer = normal(8, 12, EMBED, seed=7), layer_of()
+    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu))(x, layer)
+    with jax.numpy_rank_promotion("allow"):
+        wanted = dense(x, layer)
+    assert balance.dropped == 0
+    assert 1e-3 < float(jnp.sqrt(jnp.mean((out - wanted) ** 2) / jnp.mean(wanted**2))) < 0.1
+    gradient = jax.jit(jax.grad(lambda layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu)[0].sum()))(layer)
+    assert all(bool(jnp.isfinite(g).all()) and float(jnp.abs(g).max()) > 0 for g in jax.tree.leaves(gradient))
