@@ -569,7 +569,7 @@ def _with_chunks(config: RunConfig, candidates: Candidates, values: Sequence[int
 def groups_of_stage(config: RunConfig, stage: Column) -> Column:
     """Return the groups of layers on the fullest stage, for each number of stages."""
     model = config.model
-    size = model.num_layers // len(model.windows) if isinstance(model, TransformerModel) else 1
+    size = model.num_stacked_layers // len(model.windows) if isinstance(model, TransformerModel) else 1
     return -(-size // stage)
 
 
@@ -631,7 +631,7 @@ def _has_whole_groups(config: RunConfig, candidates: Candidates) -> NDArray[np.b
     groups = np.lcm(len(model.windows), sizes)[kind]
     held = groups_of_stage(config, stage) // candidates.chunks * len(model.windows)
     alike = sizes[kind] == 1
-    return (stage == 1) | alike | ((held % groups == 0) & (model.num_layers % groups == 0))
+    return (stage == 1) | alike | ((held % groups == 0) & (model.num_stacked_layers % groups == 0))
 
 
 def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import RunConfig, TransformerModel
+from meshwright.config import TILE_ROWS, RunConfig, TransformerModel, sent_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class Weights:
     """
 
     blocks: float  # matrices of all blocks: stage, fsdp, tensor
+    first: float  # of these those of first layers without experts, which every stage has and runs
     keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
     experts: float  # of all blocks: stage, expert, fsdp, tensor
     norms: float  # and routers, of all blocks: stage, fsdp
@@ -29,16 +31,45 @@ def weights_of(config: RunConfig) -> Weights:
     model = config.model
     if not isinstance(model, TransformerModel):
         # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
-        return Weights(blocks=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
+        return Weights(blocks=0, first=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
     layers, width = model.num_layers, model.embed_dim
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
     blocks = layers * model.num_attention_parameters + model.num_dense_parameters
+    mlps = model.num_dense_parameters - model.num_expert_layers * (
+        model.num_shared_experts * model.num_mlp_parameters
+    )
+    first = model.num_dense_layers * model.num_attention_parameters + (mlps if model.num_dense_layers else 0)
     keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
     norms = model.num_parameters - blocks - experts - tables
-    return Weights(blocks=blocks, keys=keys, experts=experts, norms=norms, tables=tables)
+    return Weights(blocks=blocks, first=first, keys=keys, experts=experts, norms=norms, tables=tables)
+
+
+def num_layers_of(config: RunConfig) -> tuple[float, float]:
+    """Return the number of a transformer's layers, and of the first without experts; else 1 and 0."""
+    model = config.model
+    return (model.num_layers, model.num_dense_layers) if isinstance(model, TransformerModel) else (1, 0)
+
+
+def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray[np.float64]) -> Any:
+    """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers.
+
+    Args:
+        tokens: of a microbatch on a device, by candidate.
+        expert: the devices of a group of experts.
+    """
+    model = config.model
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
+        return 1.0
+    factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
+    if factor is not None:
+        return min(factor * chosen, experts) + model.num_shared_experts
+    fair = tokens * chosen / expert  # rows for each device of a group
+    sent = np.where(expert > 1, sent_rows(fair), fair) * expert / tokens
+    padding = TILE_ROWS * experts / (expert * tokens)  # a tile of each expert, in part
+    return np.minimum(sent + padding, experts) + model.num_shared_experts
 
 
 def share_of_tables(

@@ -47,6 +47,7 @@ from meshwright.trainer.models import (
 
 from . import _gradients as grads
 from . import _state_formats as _formats
+from ._first_layers import NAME as FIRST_LAYERS
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
@@ -196,7 +197,7 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
     """Return the declarations of frozen and of trained parameters; the first are None without adapters.
 
     Over several stages the layers are padded so that they divide, and layers [layers, ...] in several chunks
-    are [chunks, layers / chunks, ...]: the same numbers in order.
+    are [chunks, layers / chunks, ...]: the same numbers in order. First layers that are unlike are on each.
     """
     if config.lora.rank is None:
         declared = model.parameters()
@@ -210,8 +211,15 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             shape = (num_chunks, num_layers // num_chunks, *p.shape[1:])
             return replace(p, shape=shape, dims=("chunks", *p.dims))
 
-        layers = jax.tree.map(staged, declared["layers"], is_leaf=is_parameter)
-        return None, {**declared, "layers": layers}
+        def on_each(p: Parameter) -> Parameter:
+            return replace(p, dims=("first_layers", *p.dims[1:]))
+
+        changes = {"layers": staged, FIRST_LAYERS: on_each}
+        changed = {
+            name: jax.tree.map(changes[name], declared[name], is_leaf=is_parameter)
+            for name in changes if name in declared
+        }  # fmt: skip
+        return None, {**declared, **changed}
     frozen = model.parameters()
     if config.lora.base == "nf4":
         frozen = quantised_declarations(frozen)
