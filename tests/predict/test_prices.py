@@ -443,6 +443,17 @@ def test_a_message_over_no_block_of_the_mesh_is_named_by_its_size():
     assert found.name == "all-gather[groups of 4]"
 
 
+@pytest.mark.parametrize("fleet", ["16xH100", "8xH100", "v5e-8", "2xv5e-4"])
+def test_a_ragged_exchange_takes_the_time_of_one_of_equal_parts(fleet):
+    machine, num_devices = on(fleet)
+    groups = f"[1,{num_devices}]<=[{num_devices}]"
+    seconds = [
+        transfer_of(machine, gather(groups, num_devices, kind), num_devices).seconds
+        for kind in ("ragged-all-to-all", "all-to-all")
+    ]
+    assert seconds[0] == seconds[1] > 0
+
+
 @pytest.mark.parametrize(
     "kind", ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 )

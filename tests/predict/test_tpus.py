@@ -82,6 +82,25 @@ def test_splash_attention_is_priced_and_a_users_kernel_is_listed(program_of, nam
     assert (not walked.unpriced) == is_priced
 
 
+def test_a_ragged_dot_of_a_tpu_is_priced_as_a_product(walked_on):
+    says = '{mosaic_fusion_entry_point="true",ragged_dot_tiling="128,1024,1024"}'
+    text = f"""
+%step (n: s32[1], t: s32[79], a: bf16[8192,1024], b: bf16[16,1024,2048]) -> bf16[8192,2048] {{
+  %n = s32[1]{{0}} parameter(0)
+  %t = s32[79]{{0}} parameter(1)
+  %a = bf16[8192,1024]{{1,0}} parameter(2)
+  %b = bf16[16,1024,2048]{{2,1,0}} parameter(3)
+  ROOT %d = bf16[8192,2048]{{1,0}} custom-call(%n, %t, %t, %t, %n, %a, %b),
+    custom_call_target="tpu_custom_call",
+    frontend_attributes={says}, metadata={{op_name="ragged-dot-none"}}
+}}
+""".replace(",\n    ", ", ")
+    walked = walked_on(text, "v5e-8")
+    rate = runs()["sustained"]["v5e"]["flops_per_second"]
+    assert walked.total["matmul"] == pytest.approx(2 * 79 * 128 * 1024 * 2048 / rate)
+    assert not walked.unpriced
+
+
 ROW = 4 * 2**20  # bytes of f32[1048576]
 FUSED = """
 %fused (p: f32[1048576]) -> (f32[1048576], f32[1048576]) {

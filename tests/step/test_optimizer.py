@@ -132,7 +132,6 @@ def test_an_optimizer_declares_the_moments_that_its_update_keeps_and_their_signs
             name = next(f for f in fields if not f.startswith("inner_state"))
             name = name if group is None else f"{group}.{name}"
             least[name] = min(least.get(name, 0), float(x.min()))
-    least.pop("muon.ns_coeffs", None)  # constants
     assert {m.name: m.signed for m in config.optimizer.moments()} == {n: x < 0 for n, x in least.items()}
 
 
@@ -406,11 +405,11 @@ def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(me
 
 
 def test_dims_made_one_are_split_only_as_the_first_of_them():
-    from meshwright.trainer.step._optimizer import _of_merged
+    from meshwright.trainer.step._matrices import merged_entry
 
-    assert _of_merged((0, 1), PartitionSpec("tensor", None)) == "tensor"
-    assert _of_merged((0, 1), PartitionSpec(None, "tensor")) is None
-    assert _of_merged((0, 1), PartitionSpec("fsdp", "tensor")) is None
+    assert merged_entry((0, 1), PartitionSpec("tensor", None)) == "tensor"
+    assert merged_entry((0, 1), PartitionSpec(None, "tensor")) is None
+    assert merged_entry((0, 1), PartitionSpec("fsdp", "tensor")) is None
 
 
 def test_every_number_of_the_state_is_in_fp32_or_counts(mesh):

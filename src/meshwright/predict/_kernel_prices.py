@@ -29,12 +29,14 @@ from meshwright.compiler import NamedKernel, Routing
 from meshwright.errors import InputError
 from meshwright.hlo import RUNNING, Array, Computation, Instruction, Program, Shape, iota_of, leaves_of
 from meshwright.ledger import (
+    EXCHANGES,
     FOURIER,
     LINEAR_ALGEBRA,
     Message,
     MultiplyAdds,
     crossing_bytes,
     instruction_work,
+    is_ragged_call,
     left_dimensions,
     span_of,
     traced_kernel_of,
@@ -140,7 +142,6 @@ def _written(
 HOST_SPACE = 5
 _PARTS_IN_PLACE = "ConcatBitcast"  # of a TPU: several arrays that lie one behind another are read as one
 EIGHT_BITS = "fp8"
-NUM_DIMS_OF_MATRICES = 3  # experts, inputs, outputs
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
 
@@ -330,7 +331,7 @@ def _sizes(
     dimension.
     """
     result = instruction.arrays[0]
-    if work.kind == "convolution" or instruction.opcode == "ragged-dot":
+    if work.kind == "convolution" or instruction.opcode == "ragged-dot" or is_ragged_call(instruction):
         batch, n = 1, result.dims[-1] if result.dims else 1
         m = result.num_elements / n
     else:
@@ -392,7 +393,7 @@ def _grouped_seconds(
     The gradient of matrices writes more than products of its FLOPs do, which is added.
     """
     rates, result = runs()["grouped"], place.arrays[0]
-    is_gradient = len(result.dims) == NUM_DIMS_OF_MATRICES
+    is_gradient = len(result.dims) > 2  # experts, inputs and outputs, or rows and outputs
     matrices = result if is_gradient else computation.operand_arrays(place)[2]
     narrow, wide = rates["shares"][kernel.name]
     share = narrow if min(matrices.dims[1:]) < rates["wide"] else wide
@@ -479,7 +480,7 @@ def transfer_of(
     network *= machine.shared.network_efficiency
     between = crossing / network
     # NCCL's rings use both links at once. XLA reduces inside a TPU slice before it sends, or gathers after.
-    at_once = not machine.is_tpu or message.kind in ("all-to-all", "collective-permute")
+    at_once = not machine.is_tpu or message.kind in (*EXCHANGES, "collective-permute")
     seconds = max(inside, between) if at_once else inside + between
     seconds += machine.shared.network_alpha_seconds * (domains - 1)
     return Transfer(name=name, axes=where, link="between", seconds=seconds)
@@ -487,7 +488,7 @@ def transfer_of(
 
 def _inside_bytes(message: Message, members: int) -> float:
     """Return the bytes that one device sends inside its domain when the group spans several domains."""
-    if message.kind == "all-to-all":
+    if message.kind in EXCHANGES:
         return message.payload_bytes * (members - 1) / message.group_size
     return message.wire_bytes
 

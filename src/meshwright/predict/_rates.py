@@ -28,6 +28,7 @@ from meshwright.hardware import (
     MeasuredRuns,
     measured_attention,
 )
+from meshwright.ledger import EXCHANGES
 
 from ._factors import NO_FACTORS, Factors, Prior, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
@@ -74,10 +75,12 @@ class ChipRates:
         """Return the rate of the largest measured group that is not above `group_size`.
 
         Beyond the largest measured group the ring has more steps, so alpha grows in proportion. No table has
-        collective-permute: it is priced as an all-to-all of two devices, which sends the same bytes.
+        collective-permute: it is priced as an all-to-all of two devices, which sends the same bytes. A ragged
+        all-to-all is priced as one of equal parts.
         """
         if kind == "collective-permute":
             kind, group_size = "all-to-all", 2
+        kind = "all-to-all" if kind in EXCHANGES else kind
         by_size = self.collectives[kind]
         size = max((s for s in by_size if s <= group_size), default=min(by_size))
         rate = by_size[size]

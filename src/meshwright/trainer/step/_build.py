@@ -101,7 +101,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """
     model = model_of(config.model)
     frozen, declared = declarations(config, model, mesh.shape.get("stage", 1))
-    optimizer = optimizer_of(config, declared)
+    optimizer = optimizer_of(config, declared, mesh)
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
     state = abstract_state(

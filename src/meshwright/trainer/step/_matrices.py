@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import PartitionSpec
 
 from meshwright.sharding import TABLE_ROWS
 from meshwright.trainer.models import Parameter, is_parameter
@@ -134,3 +135,12 @@ def _stacked(update: optax.GradientTransformation, num_dims: int) -> optax.Gradi
     for _ in range(num_dims):
         update = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
     return update
+
+
+def merged_entry(side: tuple[int, ...], spec: PartitionSpec) -> Any:
+    """Return the axes that shard several merged dims, or None if a dim other than the first is sharded.
+
+    Only the first dim's shards are contiguous in the merged dim.
+    """
+    axes, *others = (spec[dim] for dim in side)
+    return axes if all(other is None for other in others) else None

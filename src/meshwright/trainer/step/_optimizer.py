@@ -20,7 +20,8 @@ from meshwright.sharding import axes_of, axis_size, parameter_spec
 from meshwright.trainer.models import Parameter, is_parameter
 
 from ._eight_bits import EightBits, blocks_of, is_eight_bits
-from ._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims
+from ._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, merged_entry
+from ._orthogonal import orthogonal
 
 Tree = Any
 
@@ -48,14 +49,18 @@ def schedule_of(config: sections.RunConfig) -> optax.Schedule:
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTransformation:
+def optimizer_of(
+    config: sections.RunConfig, declared: Tree, mesh: Mesh | None = None
+) -> optax.GradientTransformation:
     """Return the optimizer of `config` for a learning rate of 1; the step multiplies by the actual rate.
 
     `declared` is the model's tree of parameter declarations. By default weight decay applies to matrices and
-    tables, not to norms and biases; `weight_decay_on` may extend it to all parameters.
+    tables, not to norms and biases; `weight_decay_on` may extend it to all parameters. `mesh`: of the step;
+    without it nothing is split over devices.
     """
     chosen = config.optimizer
-    update = chosen.update(_Declared(declared, decays_all=chosen.weight_decay_on == "all"))
+    decays_all = chosen.weight_decay_on == "all"
+    update = chosen.update(_Declared(declared, mesh, decays_all=decays_all, zero1=config.zero1))
     clip = chosen.clip_norm
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
 
@@ -63,19 +68,22 @@ def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTr
 class _Declared:
     """Say what an optimizer asks of the parameters (`config.Parameters`), from their declarations."""
 
-    def __init__(self, declared: Tree, *, decays_all: bool) -> None:
-        self._declared = declared
+    def __init__(self, declared: Tree, mesh: Mesh | None, *, decays_all: bool, zero1: bool) -> None:
+        self._declared, self._mesh, self._zero1 = declared, mesh, zero1
         self.decayed = jax.tree.map(lambda p: decays_all or is_matrix(p), declared, is_leaf=is_parameter)
 
     def split(self, hidden: Callable[[Parameter], Any], other: Any) -> Tree:
         pick = lambda p: hidden(p) if is_hidden_matrix(p) else other  # noqa: E731
         return jax.tree.map(pick, self._declared, is_leaf=is_parameter)
 
-    def dims(self, parameter: Parameter) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return matrix_dims(parameter).input_output_dims
-
     def sizes(self, parameter: Parameter) -> tuple[int, int]:
         return matrix_dims(parameter).inputs_outputs(parameter.shape)
+
+    def orthogonal(self, matrices: Tree, num_steps: int) -> Tree:
+        hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
+        parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
+        arrays, structure = jax.tree.flatten(matrices)
+        return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
 
     def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
         return by_matrix(update, self._declared)
@@ -141,7 +149,7 @@ def _spec_of_scales(parameter: Parameter, spec: PartitionSpec, mesh: Mesh) -> Pa
     blocks = blocks_of(parameter)
     assert blocks is not None, parameter
     padded = (*spec, *(None for _ in parameter.shape[len(spec) :]))
-    entries = [_of_merged(side, PartitionSpec(*padded)) for side in blocks.dims.sides]
+    entries = [merged_entry(side, PartitionSpec(*padded)) for side in blocks.dims.sides]
     axes = axes_of(entries[blocks.side])
     if blocks.scales_shape[blocks.side] % math.prod(axis_size(mesh, axis) for axis in axes):
         entries[blocks.side] = None
@@ -167,13 +175,4 @@ def _spec_of_sides(
     if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
         of_layers = "layers" in parameter.dims and "stage" in spec
         return PartitionSpec(*spec[: spec.index("stage") + 1]) if of_layers else PartitionSpec()
-    return PartitionSpec(*(_of_merged(side, spec) for side in kept))
-
-
-def _of_merged(side: tuple[int, ...], spec: PartitionSpec) -> Any:
-    """Return the axes that shard several merged dims, or None if a dim other than the first is sharded.
-
-    Only the first dim's shards are contiguous in the merged dim.
-    """
-    axes, *others = (spec[dim] for dim in side)
-    return axes if all(other is None for other in others) else None
+    return PartitionSpec(*(merged_entry(side, spec) for side in kept))
