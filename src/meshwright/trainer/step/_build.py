@@ -50,6 +50,7 @@ from meshwright.trainer.models import (
     quantised_declarations,
     quantised_parameters,
     with_adapters,
+    with_experts_over,
 )
 
 from . import _gradients as grads
@@ -207,8 +208,9 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
     Over several stages the layers are padded so that they divide, and layers [layers, ...] in several chunks
     are [chunks, layers / chunks, ...]: the same numbers in order. First layers that are unlike are on each.
     """
+    whole = with_experts_over(model.parameters(), config.fold_experts)
     if config.lora.rank is None:
-        declared = model.parameters()
+        declared = whole
         if num_stages == 1:
             return None, declared
         num_layers, num_chunks = padded_layers(config, num_stages), config.pipeline_chunks
@@ -228,7 +230,7 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             for name in changes if name in declared
         }  # fmt: skip
         return None, {**declared, **changed}
-    frozen = model.parameters()
+    frozen = whole
     if config.lora.base == "nf4":
         frozen = quantised_declarations(frozen)
     return frozen, model.adapters(config.lora)
@@ -312,6 +314,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             compute_capability=(int(major), int(minor)),
             remat=config.remat,
             layer_loop=config.layer_loop,
+            fold_experts=config.fold_experts,
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
             fp8=config.precision == "fp8",
