@@ -384,3 +384,24 @@ def test_groups_that_straddle_slices_are_named(fleet: str, layout: str, message:
         check_slices(Fleet.parse(fleet), Layout.parse(layout))
     assert message in refused.value.message
     assert hint in refused.value.hint
+
+
+def test_experts_over_several_axes_divide_over_all_of_them():
+    folded = load_config("bytes-moe", ["fold_experts=both", "batch.sequences=2"])
+    check_layout(folded, Layout.parse("context=2,tensor=2"))
+    with pytest.raises(
+        InputError, match=r"model.num_experts = 4 does not divide over context\*expert\*tensor = 8"
+    ):
+        check_layout(folded, Layout.parse("context=2,expert=2,tensor=2"))
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "message"),
+    [
+        ("bytes-nano", ["fold_experts=tensor"], "but the model has no experts"),
+        ("bytes-moe", ["fold_experts=context", "lora.rank=4"], "frozen experts are whole over context"),
+    ],
+)
+def test_experts_that_cannot_be_folded_are_refused(preset, changes, message):
+    with pytest.raises(InputError, match=message):
+        load_config(preset, changes)

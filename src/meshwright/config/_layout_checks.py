@@ -386,10 +386,8 @@ def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         hint = f"use batch.sequences = {nearest}, or {names} = {ways}"
         shared = layout.size("expert") * layout.size("context")
         if layout.size("expert") > 1 and sequences % (replicas // layout.size("expert") * micro) == 0:
-            hint += (
-                f", or context={shared} in place of expert with fold_experts = 'context': then a group of "
-            )
-            hint += "experts shares its sequences"
+            hint += f", or context={shared} in place of expert, with fold_experts = 'context' and zero1: "
+            hint += "then a group of experts shares its sequences"
         yield "batch.sequences", what, hint
 
 
