@@ -146,6 +146,12 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "use stage=26 or less",
         ),
         (
+            "bytes-moe",
+            "expert=4,fsdp=4",
+            "batch.sequences = 8 does not divide over data*fsdp*expert = 16",
+            "context=4 in place of expert, with fold_experts = 'context' and zero1",
+        ),
+        (
             "deepseek-v2-lite",
             "fsdp=1024",
             "model.latent_rank = 512 does not divide over fsdp = 1024",
