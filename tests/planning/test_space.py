@@ -17,12 +17,15 @@ from meshwright.config import (
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance
-from meshwright.planning import estimate, knobs_of_run, parsed_knobs, space_of
+from meshwright.planning import candidates_of, estimate, knobs_of_run, parsed_knobs, space_of
 from meshwright.predict import machine_of
 
 pytestmark = pytest.mark.once
 
 CASES = [
+    ("bytes-moe", "8xCPU", ["fold_experts=tensor"]),
+    ("bytes-moe", "8xCPU", ["fold_experts=both", "model.num_dense_layers=1", "model.dense_mlp_dim=64"]),
+    ("deepseek-v2-lite", "16xH100", []),
     ("llama3-8b", "64xH100", ()),
     ("mixtral-8x7b", "32xH100", ()),
     ("gpt2-124m", "16xH100", ()),
@@ -207,3 +210,14 @@ def test_a_run_as_it_stands_has_the_microbatch_of_its_share_of_the_batch():
         knobs = knobs_of_run(run, Fleet.parse(fleet), {"remat": ("none", "full")})
         assert knobs["microbatch"] == (microbatch,)
         assert len(space_of(run, Fleet.parse(fleet), {**knobs, "remat": ("none", "full")}).candidates) == 2
+
+
+def test_estimates_know_what_expert_divides_and_what_zero1_gathers_once():
+    """In bytes by hand: state in fp32 with two moments, no more than each device holds."""
+    changes = ["layout=fsdp=2,expert=4", "optimizer.kind=adamw"]
+    runs = [load_config("bytes-moe", [*changes, f"zero1={zero1}"]) for zero1 in ("false", "true")]
+    fleet = Fleet.parse("8xH100")
+    bounds = [estimate(run, machine_of(fleet, None), candidates_of([run])).memory_bound[0] for run in runs]
+    model = runs[0].model
+    inputs = 64 * 64 * 4 * 2  # one sequence of 64, 64 wide, of two blocks
+    assert bounds == [pytest.approx(12 * model.num_parameters / 8 + inputs)] * 2
