@@ -308,8 +308,8 @@ def _frontend(instruction: Instruction) -> str:
 def _ragged_call(computation: Computation, instruction: Instruction) -> MultiplyAdds:
     """Count the whole tiles of a TPU's ragged dot, as many of its rows as its grid has at most.
 
-    A tile of rows that two groups share is computed for both; where a group ends is known to the run alone. The
-    gradient of the groups' matrices, [groups, depth, columns], is one call as well from libtpu 0.0.50 on.
+    A tile of rows that two groups share is computed for both; where a group ends is known to the run alone.
+    The gradient of the groups' matrices, [groups, depth, columns], is one call as well from libtpu 0.0.50 on.
     """
     left, right = computation.operand_arrays(instruction)[-2:]
     result = instruction.arrays[0]
