@@ -430,10 +430,16 @@ class Replication:
     def _completed(
         self, computation: Computation, done: Instruction, started: Instruction, values: dict[str, AxisMasks]
     ) -> AxisMasks:
-        """Return the value that a `-done` completes; `-update` instructions may come before it."""
+        """Return the value that a `-done` completes.
+
+        `-update` instructions may come before it, and bring operands that the start did not have (of gathers
+        on a TPU's SparseCore).
+        """
+        later = list[AxisMasks]()
         while started.opcode.endswith("-update"):
+            later = [*(_picked(values, operand) for operand in started.operands[1:]), *later]
             started = computation.by_name[started.operands[0].name]
-        operands = [_picked(values, operand) for operand in started.operands]
+        operands = [*(_picked(values, operand) for operand in started.operands), *later]
         if started.opcode == "async-start":
             return self._computation(self._program.called_by(started)[0], tuple(operands))
         if started.opcode.removesuffix("-start") in COLLECTIVES:
