@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float
 from meshwright.config import ACTIVATION_RULES, TransformerModel
 from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
-from ._base_model import RESIDUAL, Context, Parameter
+from ._base_model import RESIDUAL, Context, Parameter, with_experts_over
 from .dropless import Run, dropless
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
@@ -77,7 +77,8 @@ def expert_mlp(
     activation: Callable[[Array], Array],
 ) -> tuple[Float[Array, "batch sequence embed"], Balance]:
     """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
-    dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
+    declared = with_experts_over(expert_parameters(config), context.fold_experts)
+    dims = {name: parameter.dims for name, parameter in declared.items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
     router = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if n in ROUTER}
