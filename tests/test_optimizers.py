@@ -393,5 +393,5 @@ def test_a_finding_says_why_a_naive_muon_is_slow(kind, is_naive, tmp_path):
     found = [f for f in weighed.ledger.findings if f.kind == SPLIT]
     assert len(found) == is_naive
     if is_naive:
-        assert "matrices that are split over fsdp" in found[0].what
+        assert "matrices that fsdp splits" in found[0].what
         assert "deal whole matrices to the devices first" in found[0].fix

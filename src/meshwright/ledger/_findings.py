@@ -237,7 +237,7 @@ def _products_of_split_matrices(
         largest, message = max(found, key=lambda each: each[0].times * each[1].wire_bytes)
         yield Finding(
             kind="products of split matrices in the optimizer",
-            what=f"the optimizer multiplies matrices that are split over {_axes(message)}: gathering them and "
+            what=f"the optimizer multiplies matrices that {_axes(message)} splits: gathering them and "
             f"adding up the products sends {format_rate(sent, 'B')}, {sent / sent_bytes:.0%} of all",
             source_line=executions.program.source_line(largest.instruction),
             fix="deal whole matrices to the devices first, along the stack of layers: one exchange there and "
