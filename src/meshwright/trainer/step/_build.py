@@ -106,9 +106,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     optimizer = optimizer_of(config, declared, mesh)
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
-    state = abstract_state(
-        init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
-    )
+    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _moments_on_host(config)}
+    state = abstract_state(init, declared, mesh, **placed)
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
