@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from meshwright.config import AXES
 from meshwright.planning import Form
-from meshwright.predict._rates import shared
+from meshwright.predict import shared
 
 Numbers = NDArray[np.float64]
 DATA, STAGE, TENSOR = AXES.index("data"), AXES.index("stage"), AXES.index("tensor")

@@ -34,10 +34,16 @@ from _published_stacks import is_reduction
 from scipy.stats import t
 
 from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
-from meshwright.measure._traces import MESSAGES
-from meshwright.predict import RECOMPUTED, class_of, machine_of, rates_digest
-from meshwright.predict._factors import TAIL, Before, Factors
-from meshwright.predict._rates import before_of
+from meshwright.measure import MESSAGES
+from meshwright.predict import (
+    RECOMPUTED,
+    TAIL,
+    Factors,
+    class_of,
+    machine_of,
+    prior_of,
+    rates_digest,
+)
 from meshwright.units import aligned
 
 # The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`: all
@@ -109,7 +115,7 @@ def tier_of(rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     return [row for row in ranked if _rank(row) <= _rank(ranked[number - 1])]
 
 
-def best_known(rows: list[dict[str, Any]], number: int, before: Before) -> list[dict[str, Any]]:
+def best_known(rows: list[dict[str, Any]], number: int, before: Prior) -> list[dict[str, Any]]:
     """Return rows of which least had to be assumed, and of these the ones that tell most of all rows.
 
     With normal factors and noise, what steps leave of other steps' variance depends on their mixes of work
@@ -233,7 +239,7 @@ def scores_of(rows: list[dict[str, Any]], number: int, seed: int | None = None) 
     for (source, chip), group in groups_of(rows, number).items():
         fleet = Fleet.parse(f"8x{chip}")
         if seed is None:
-            drawn = best_known(group, number, before_of(machine_of(fleet, None), fleet, None))
+            drawn = best_known(group, number, prior_of(machine_of(fleet, None), fleet, None))
         else:
             drawn = random.Random(seed).sample(tier_of(group, number), number)
         found[f"{source}, {chip}"] = calibrated(group, drawn)

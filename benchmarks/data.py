@@ -31,8 +31,7 @@ from _record import write_record
 from meshwright.config import RunConfig, load_config
 from meshwright.sharding import mesh_of
 from meshwright.trainer.data import open_data
-from meshwright.trainer.loop._loop import batches_ahead
-from meshwright.trainer.loop._programs import compile_programs
+from meshwright.trainer.loop import batches_ahead, compile_programs
 
 TOKENS, VOCABULARY, END, MEAN_DOCUMENT = 50_000_000, 50_257, 50_256, 500
 SHAPES = ((64, 256), (8, 4096))

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from meshwright.hardware import Chip, find_chip
-from meshwright.predict._formulas import (
+from meshwright.predict import (
     AttentionRate,
     CollectiveRate,
     GemmRate,

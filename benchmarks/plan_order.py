@@ -81,7 +81,7 @@ def run_in_turns(rows: Sequence[dict[str, Any]], rounds: int) -> None:
     import jax
 
     from meshwright.sharding import mesh_of
-    from meshwright.trainer.loop._programs import compile_programs
+    from meshwright.trainer.loop import compile_programs
 
     fleet, steps, rng = Fleet.parse(FLEET), [], np.random.default_rng(0)
     for row in rows:

@@ -61,7 +61,7 @@ class Ours:
         import jax
 
         from meshwright.sharding import mesh_of
-        from meshwright.trainer.loop._programs import compile_programs
+        from meshwright.trainer.loop import compile_programs
 
         self.wait = jax.block_until_ready
         layout = Layout.parse(config.layout).resolve(fleet.num_devices)

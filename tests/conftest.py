@@ -127,8 +127,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     if not session.config.getoption("cacheclear", False):
         kept.bring(SESSION)
+    from meshwright.compiler import installed_versions, write_cached
     from meshwright.hardware import Calibration
-    from meshwright.measure import _kept_calibration as _calibration
+    from meshwright.measure import calibration_path
 
     rates = Calibration(
         matmul_flops_per_second={"fp32": 5e10, "bf16": 3e10},
@@ -136,10 +137,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         launch_seconds=1e-6,
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         source="made up by the tests",
-        jaxlib=_calibration.installed_versions()["jaxlib"],
+        jaxlib=installed_versions()["jaxlib"],
         measured_again="tests never measure again",
     )
-    _calibration.write_cached(_calibration.path_of("CPU"), rates.to_json())
+    write_cached(calibration_path("CPU"), rates.to_json())
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -168,7 +168,7 @@ PRICES = {"provider": "x", "source": "y", "prices": [{"chip": "H100", "usd_per_d
 
 def config(draw: Draw, folder: Path) -> Any:
     """A model's config.json, a run's, or a TOML file: of a run, of measured steps, of prices."""
-    from meshwright.api._calibrate import measured_steps_in
+    from meshwright.api import measured_steps_in
     from meshwright.config import load_config, overridden
     from meshwright.hardware import list_prices
 
@@ -511,7 +511,7 @@ PAST = {
 
 def cache(draw: Draw, folder: Path) -> Any:
     """A file of the cache: rates, measured steps, or the history of errors."""
-    from meshwright.api._reconcile import history, history_path
+    from meshwright.api import history, history_path
     from meshwright.hardware import Fleet
     from meshwright.measure import calibration_for, measured_runs_for, measured_runs_path
 
@@ -559,10 +559,8 @@ def run(draw: Draw, folder: Path) -> Any:
     """What lies in a run's folder, as its page and its resumption read it."""
     from meshwright.config import load_config
     from meshwright.contrib.huggingface import base_of
-    from meshwright.report._run_files import read_run
-    from meshwright.report._run_report import run_page
-    from meshwright.trainer.loop._recording import metrics_of
-    from meshwright.trainer.loop._run_folder import last_recorded_step
+    from meshwright.report import read_run, run_page
+    from meshwright.trainer.loop import last_recorded_step, metrics_of
 
     lines = [{"step": step, "loss": 2.0 / step, "seconds": 0.1} for step in (1, 2, 3)]
     trees: dict[str, Any] = {

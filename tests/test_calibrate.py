@@ -7,11 +7,15 @@ import shutil
 import pytest
 
 import meshwright as mw
-from meshwright.api._calibrate import forget, measured_steps_in
-from meshwright.api._reconcile import history, history_path
+from meshwright.api import forget, history, history_path, measured_steps_in
+from meshwright.compiler import write_cached
 from meshwright.hardware import Fleet
-from meshwright.measure import describe_host, measured_runs_path
-from meshwright.measure._kept_calibration import calibration_of_this_machine, path_of, write_cached
+from meshwright.measure import (
+    calibration_of_this_machine,
+    calibration_path,
+    describe_host,
+    measured_runs_path,
+)
 from meshwright.predict import class_of
 
 pytestmark = pytest.mark.once
@@ -24,7 +28,7 @@ def cache(tmp_path_factory):
     rates, folder = calibration_of_this_machine(), tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHWRIGHT_CACHE_DIR", str(folder))
-        write_cached(path_of("CPU"), rates.to_json())
+        write_cached(calibration_path("CPU"), rates.to_json())
     return str(folder)
 
 

@@ -60,10 +60,10 @@ def test_every_step_of_rematerialisation_is_tried(monkeypatch, small):
 def test_what_the_prediction_walked_or_bounded_is_compiled(monkeypatch, small):
     """The order that was walked, a larger microbatch, bf16, and half of an axis that the step waits for."""
     from meshwright.config import Layout, load_config
-    from meshwright.predict import Help, Slice
+    from meshwright.predict import Slice, Speedup
 
     overrides = ["batch.sequences=16", "batch.microbatch_sequences=1", "model.embed_dim=64"]
-    walked = Help(what="", saving_seconds=1.0, certainty="walked whole", change="--layout fsdp=4,data=2")
+    walked = Speedup(what="", saving_seconds=1.0, certainty="walked whole", change="--layout fsdp=4,data=2")
     waits = Slice(kind="communication", name="all-gather[fsdp]", seconds=1.0, exposed_seconds=1.0)
     slow = dataclasses.replace(
         small,

@@ -183,7 +183,7 @@ def test_a_torch_module_is_weighed_by_the_same_verb():
     assert isinstance(weighing, mw.Weighing)
     assert alone.ledger.flops.by_phase["forward"] == 2 * 2 * 8 * 4
     assert weighing.ledger.flops.by_phase["forward"] == 8 * 2 * 2 * 8 * 4
-    assert "hand_sum" not in weighing.to_dict(), "what it lacks is absent"
+    assert "rule_of_thumb" not in weighing.to_dict(), "what it lacks is absent"
     with pytest.raises(mw.InputError, match="takes no simulate"):
         mw.weigh(step, on="8xH100", simulate=True)
     with pytest.raises(mw.InputError, match="there is no compiled program"):

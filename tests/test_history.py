@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.api import _reconcile
-from meshwright.api._reconcile import add_to_history, history, history_path
-from meshwright.measure._reconciliation import PastRow, Reconciliation, Row
+from meshwright.api import _reconcile, add_to_history, history, history_path
+from meshwright.measure import PastRow, Reconciliation, Row
 from tests import commands
 
 pytestmark = pytest.mark.once  # a file of lines, whatever Python and jax write them

@@ -12,9 +12,8 @@ from jax import lax
 
 import meshwright as mw
 from meshwright.hlo import NO_VECTORS, ROUTINES, THIN_VECTORS, fft_flops, library_flops, parse_program
-from meshwright.ledger import executions_of
-from meshwright.ledger._flops import executed_flops
-from meshwright.worker._traced import count_traced
+from meshwright.ledger import executed_flops, executions_of
+from meshwright.worker import count_traced
 
 N, WIDE = 64, 512
 

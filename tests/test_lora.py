@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.trainer.data import open_data
 from meshwright.trainer.models import Context, model_of, with_adapters
 from meshwright.trainer.step import build_step
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 
 pytestmark = pytest.mark.quick
 

@@ -13,7 +13,7 @@ from meshwright.compiler import TracedFlops
 from meshwright.config import RunConfig, load_config, preset_names
 from meshwright.sharding import mesh_of
 from meshwright.trainer.step import build_step
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,9 +15,7 @@ import pytest
 from meshwright.config import load_config
 from meshwright.hardware import CATALOG, Fleet
 from meshwright.planning import space_of
-from meshwright.predict._factors import TAIL_OF_NOISE
-from meshwright.predict._rate_files import runs
-from meshwright.predict._rates import widths
+from meshwright.predict import TAIL_OF_NOISE, runs, widths
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,7 +48,9 @@ INTERVALS = {
     "other NVIDIA chips": ("default",),
     "a CPU": ("calibration",),
     "a TPU of v4, v5e, v5p or v6e": ("tpu",),
-    "other TPUs": ("other-tpu",),
+    "such a TPU": ("tpu-program",),
+    "other TPUs (": ("other-tpu",),
+    "other TPUs,": ("other-tpu-program",),
 }
 
 

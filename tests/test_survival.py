@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.trainer.checkpoint import newest_checkpoint
-from meshwright.trainer.checkpoint._stored_arrays import whole_array
+from meshwright.trainer.checkpoint import newest_checkpoint, whole_array
 
 
 def command(folder: Path, config: str, on: str, steps: int, *more: str) -> list[str]:

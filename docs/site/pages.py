@@ -142,7 +142,7 @@ def commands() -> str:
     """Return the reference of the command line: every command with its arguments and options."""
     from typer.main import get_command
 
-    from meshwright.cli._app import app_for
+    from meshwright.cli import app_for
 
     panels: dict[str, list[str]] = {}
     for name, command in _verbs("meshwright", get_command(app_for(()))):

@@ -75,7 +75,7 @@ class RankCount:
     flops_by_operation: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
-    def hand_sum_bytes(self) -> int:
+    def rule_of_thumb_bytes(self) -> int:
         """Parameters, gradients, optimizer state and saved activations: the usual sum by hand."""
         state = self.parameters_bytes + self.gradients_bytes + self.optimizer_state_bytes
         return state + self.saved_activation_bytes

@@ -17,8 +17,8 @@ from .config import RunConfig, commented_toml, holds_nothing, overridden
 from .errors import InputError
 from .hardware import Fleet
 from .predict import Interval, Prediction
+from .reportable import Reportable
 from .results import Change, Weighing
-from .shown import Shown
 from .units import format_seconds
 
 PLAN_SCHEMA = 2
@@ -80,7 +80,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan(Shown):
+class Plan(Reportable):
     """The layouts and settings of one run on one fleet that were compiled, and the best of them.
 
     `config`: the run; or "package.module:function", whose meshes and knobs these are.
@@ -262,7 +262,7 @@ def _complexity(candidate: Planned) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FleetPlans(Shown):
+class FleetPlans(Reportable):
     """Plans of the same run for several fleets.
 
     `refused`: fleets for which no plan could be made, each with the reason.

@@ -16,7 +16,7 @@ from .errors import InputError
 from .units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from .measure._reconciliation import Row
+    from .measure import Row
     from .results import FirstStepsCompared, Phase, SweepRunStarted
     from .trainer.loop import Event as TrainingEvent
 

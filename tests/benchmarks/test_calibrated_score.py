@@ -9,8 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from calibrated_score import best_known, calibrated, exposed_of, noise_of, recomputed_of, scores_of
 
 from meshwright.hardware import Fleet
-from meshwright.predict import machine_of
-from meshwright.predict._rates import before_of
+from meshwright.predict import machine_of, prior_of
 
 
 def row(number, ratio, *, standard=True, notes=(), devices=8, source="a"):
@@ -33,7 +32,7 @@ def row(number, ratio, *, standard=True, notes=(), devices=8, source="a"):
 
 
 FLEET = Fleet.parse("8xH100")
-BEFORE = before_of(machine_of(FLEET, None), FLEET, None)
+BEFORE = prior_of(machine_of(FLEET, None), FLEET, None)
 
 
 def test_of_the_best_known_rows_those_of_unlike_work_calibrate_whatever_their_error():

@@ -16,7 +16,7 @@ from _published_table import rows_of
 from predict_published import OLDER, scored_from, sorted_out
 from test_published_rows import LLAMA
 
-from meshwright.predict._rates import machine_of
+from meshwright.predict import machine_of
 
 GPT = {
     **LLAMA,

@@ -13,10 +13,17 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.trainer.checkpoint import Checkpoints, Found, newest_checkpoint, restore
+from meshwright.trainer.checkpoint import (
+    MANIFEST,
+    MANIFEST_HASH,
+    Checkpoints,
+    Found,
+    hash_line,
+    newest_checkpoint,
+    restore,
+)
 from meshwright.trainer.checkpoint import _stored_arrays as _arrays
 from meshwright.trainer.checkpoint._checkpoints import take_part, write_part
-from meshwright.trainer.checkpoint._manifest import MANIFEST, MANIFEST_HASH, hash_line
 from meshwright.trainer.checkpoint._stored_arrays import (
     HostArray,
     box_of,
@@ -25,7 +32,7 @@ from meshwright.trainer.checkpoint._stored_arrays import (
     empty_unaligned,
     leaves_by_path,
 )
-from meshwright.trainer.launch import Alone
+from meshwright.trainer.launch import SingleProcess
 
 # By hand: 8 x 16 x 4 + 3 x 8 x 2 + 16 x 1 + 8 x 8 x 5 x 4 + 4 + 2 x 4 + 4
 STATE_BYTES = 512 + 48 + 16 + 1280 + 4 + 8 + 4
@@ -164,7 +171,7 @@ def test_the_parts_of_several_processes_make_one_checkpoint(
     np.testing.assert_array_equal(_arrays.whole_array(found, found.manifest.arrays[0]), values)
 
 
-class Two(Alone):
+class Two(SingleProcess):
     count = 2
 
 

@@ -37,7 +37,7 @@ from meshwright.trainer.checkpoint import (
 )
 from meshwright.trainer.checkpoint import _stored_arrays as _arrays
 from meshwright.trainer.checkpoint._folder import found_at
-from meshwright.trainer.launch import Peers
+from meshwright.trainer.launch import ProcessGroup
 
 SAVING = Path(__file__).with_name("saving.py")
 
@@ -474,7 +474,7 @@ def in_two_processes(folder: Path, do: Callable[[Checkpoints], Any]) -> list[Any
     store = Store()
 
     def one(index: int) -> Any:
-        checkpoints = Checkpoints(folder, peers=Peers(store, index, 2))
+        checkpoints = Checkpoints(folder, peers=ProcessGroup(store, index, 2))
         try:
             return do(checkpoints)
         finally:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.trainer.checkpoint import steps_in
-from meshwright.trainer.checkpoint._folder import CheckpointFolder
+from meshwright.trainer.checkpoint import CheckpointFolder, steps_in
 
 HOLD = """
 import sys, time

@@ -9,8 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from meshwright.trainer.checkpoint import Checkpoints
-from meshwright.trainer.checkpoint._manifest import MANIFEST, MANIFEST_HASH, Damaged, hash_line, verified
+from meshwright.trainer.checkpoint import MANIFEST, MANIFEST_HASH, Checkpoints, Damaged, hash_line, verified
 
 FILES = [
     "state/d/*",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from meshwright.cli._app import app_for
+from meshwright.cli import app_for
 from tests import commands
 
 VERBS = ["weigh", "train", "sample", "export", "probe", "presets", "fleets", "formats", "doctor"]
@@ -141,24 +141,22 @@ def test_an_error_is_two_lines_without_a_traceback(meshwright):
 
 
 def test_a_failure_that_is_not_the_users_exits_with_1(meshwright, monkeypatch):
-    from meshwright.api import _weigh as api
     from meshwright.errors import CompileError
 
     def fail(*_: object, **__: object) -> None:
         raise CompileError("the compiler ended", hint="see its words")
 
-    monkeypatch.setattr(api, "weigh", fail)
+    monkeypatch.setattr("meshwright.weigh", fail)
     done = meshwright("weigh", "linear", "--on", "1xCPU")
     assert (done.status, done.talk) == (1, "error: the compiler ended\nhint: see its words\n")
 
 
 def test_a_bug_keeps_its_traceback_and_exits_with_4(meshwright, monkeypatch):
-    from meshwright.api import _weigh as api
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(api, "weigh", fail)
+    monkeypatch.setattr("meshwright.weigh", fail)
     done = meshwright("weigh", "linear", "--on", "1xCPU")
     assert done.status == 4
     assert done.talk.startswith("Traceback (most recent call last)")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from meshwright.api._reconcile import history_path
-from meshwright.measure._kept_calibration import calibration_of_this_machine, path_of, write_cached
+from meshwright.api import history_path
+from meshwright.compiler import write_cached
+from meshwright.measure import calibration_of_this_machine, calibration_path
 
 pytestmark = pytest.mark.once
 
@@ -13,7 +14,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own: what is learnt here must not reach other tests."""
     rates = calibration_of_this_machine()
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
-    write_cached(path_of("CPU"), rates.to_json())
+    write_cached(calibration_path("CPU"), rates.to_json())
 
 
 def test_a_measured_step_prints_classes_and_the_step_before_and_after(meshwright):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli import _launch as _restarts
+from meshwright.cli import main
 
 pytestmark = pytest.mark.once
 
@@ -40,10 +40,10 @@ def run(tmp_path: Path, monkeypatch):
             return started([sys.executable, "-c", script, *command[4:]])
 
         monkeypatch.setattr(sys, "argv", ["meshwright", *arguments, "--restarts", "2"])
-        monkeypatch.setattr(_restarts.subprocess, "Popen", child)
-        folder = Path("here") if "--folder" in arguments else None
-        status = _restarts.run_with_restarts(2, "linear", folder)
-        return status, (tmp_path / "count").read_text().splitlines()
+        monkeypatch.setattr(subprocess, "Popen", child)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, (tmp_path / "count").read_text().splitlines()
 
     return make
 

@@ -172,12 +172,11 @@ def test_without_a_home_the_cache_asks_for_a_place(meshwright, monkeypatch):
 
 
 def test_a_file_that_the_system_refuses_is_no_traceback(meshwright, monkeypatch):
-    from meshwright.api import _weigh as api
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", "/full/place")
 
-    monkeypatch.setattr(api, "weigh", fail)
+    monkeypatch.setattr("meshwright.weigh", fail)
     done = meshwright("weigh", "linear", "--on", "1xCPU")
     assert done.status == 1
     assert done.talk.startswith(
@@ -186,12 +185,11 @@ def test_a_file_that_the_system_refuses_is_no_traceback(meshwright, monkeypatch)
 
 
 def test_escape_sequences_of_a_user_do_not_reach_the_terminal(meshwright, monkeypatch):
-    from meshwright.api import _weigh as api
 
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("\x1b[31mred\x07")
 
-    monkeypatch.setattr(api, "weigh", fail)
+    monkeypatch.setattr("meshwright.weigh", fail)
     done = meshwright("weigh", "linear", "--on", "1xCPU")
     assert done.status == 4
     assert "\x1b" not in done.talk

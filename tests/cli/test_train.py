@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.cli._progress import resuming
 from meshwright.errors import InputError
 from meshwright.run_lines import LogEvery, RunLog, bar_state
 from meshwright.trainer.loop import (
@@ -83,7 +82,6 @@ def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
     meshwright, monkeypatch, tmp_path, name: str, status: int
 ):
     from meshwright import report
-    from meshwright.api import _train
 
     folder = tmp_path / "r"
     (folder / "checkpoints/7").mkdir(parents=True)
@@ -95,7 +93,7 @@ def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
         on_event(Finished(steps=7, interrupted=bool(name)))
         return run
 
-    monkeypatch.setattr(_train, "train", train)
+    monkeypatch.setattr("meshwright.train", train)
     monkeypatch.setattr(report, "renderable", lambda _: "the account")
     done = meshwright("train", "linear", "--steps", "9")
     assert done.status == status
@@ -104,27 +102,24 @@ def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
         words, command = done.talk.splitlines()[-2:]
         assert words == "stopped after step 7; resume from the checkpoint of step 7:"
         assert command == f"    meshwright train linear --steps 9 --folder {folder} --resume"
+        typed = ("--set", "steps=9", "--discard-steps", f"--folder={folder}", "--resume")
+        again = f"    meshwright train linear --set steps=9 --folder={folder} --resume"
+        assert meshwright("train", "linear", *typed).talk.splitlines()[-1] == again
+        (folder / "checkpoints/7").rmdir()
+        assert meshwright("train", "linear", *typed).talk.splitlines()[-1] == f"{again} --discard-steps"
 
 
 def test_files_that_could_not_be_written_are_named_after_the_account(meshwright, monkeypatch):
     from meshwright import report
-    from meshwright.api import _train
 
     left = {"report.html": "No space left on device"}
     measured = SimpleNamespace(signal="")
     run = SimpleNamespace(folder=Path("r"), measurement=measured, reconciliation=None, not_written=left)
-    monkeypatch.setattr(_train, "train", lambda *_, **__: run)
+    monkeypatch.setattr("meshwright.train", lambda *_, **__: run)
     monkeypatch.setattr(report, "renderable", lambda _: "the account")
     done = meshwright("train", "linear")
     assert (done.status, done.output) == (1, "the account\nReport: r/report.html\n")
     assert "error: the run is done, but files of r could not be written: report.html: No space" in done.talk
-
-
-def test_the_command_that_goes_on_is_the_one_that_was_typed():
-    typed = ["meshwright", "train", "linear", "--set", "steps=9", "--discard-steps", "--folder=r", "--resume"]
-    on = ["meshwright", "train", "linear", "--set", "steps=9", "--folder=r", "--resume"]
-    assert resuming(typed, Path("r"), discards=False) == on
-    assert resuming(on, Path("r"), discards=True) == [*on, "--discard-steps"]
 
 
 @pytest.mark.parametrize(("every", "printed"), [("4", [1, 4, 8, 9]), ("30s", [1, 4, 7, 9]), ("1h", [1, 9])])

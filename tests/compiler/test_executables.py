@@ -11,7 +11,7 @@ from meshwright.compiler import cache_root, compile_program, keep_executables, m
 from meshwright.config import Layout, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.programs._requests import request_of
+from meshwright.programs import request_of
 
 OTHER = next(group for group in grp.getgrall() if group.gr_gid != os.getegid())
 

@@ -9,8 +9,7 @@ from meshwright import weigh
 from meshwright.compiler import compile_program
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.worker._arguments import argument_paths
-from meshwright.worker._foreign import foreign_program, lower_foreign, on_the_fleet
+from meshwright.worker import argument_paths, foreign_program, lower_foreign, on_the_fleet
 
 FLEETS = ["8xH100", pytest.param("1xCPU", marks=pytest.mark.long)]
 

@@ -11,8 +11,14 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.compiler import Request, accepted_options, read_text, requested_options
-from meshwright.compiler._options import OPTIONS, CompilerOption
+from meshwright.compiler import (
+    OPTIONS,
+    CompilerOption,
+    Request,
+    accepted_options,
+    read_text,
+    requested_options,
+)
 
 ONE, FSDP, FSDP_TENSOR = [("data", 1)], [("fsdp", 8)], [("fsdp", 2), ("tensor", 8)]
 

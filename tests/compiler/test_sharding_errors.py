@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.worker._foreign import foreign_program, lower_foreign, on_the_fleet
+from meshwright.worker import foreign_program, lower_foreign, on_the_fleet
 from tests import commands
 
 LAYOUT = (("data", 4), ("tensor", 2))

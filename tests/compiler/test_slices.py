@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.worker._main import check_mesh_of_slices
+from meshwright.worker import check_mesh_of_slices
 
 
 def mesh(slices, **sizes):

@@ -19,8 +19,9 @@ from jax.sharding import PartitionSpec
 from meshwright.config import load_config
 from meshwright.sharding import mesh_of
 from meshwright.trainer.step import build_step
+from meshwright.worker import count_traced
 from meshwright.worker._linear_algebra import LIBRARY
-from meshwright.worker._traced import FREE, RULES, WALKED, count_traced
+from meshwright.worker._traced import FREE, RULES, WALKED
 
 ONE = (("data", 1),)
 EIGHT = (("data", 2), ("fsdp", 2), ("tensor", 2))
@@ -230,6 +231,16 @@ def test_scopes_say_which_share_of_the_runs_is_the_models():
             return lax.scan(lambda x, _: (x @ x, None), x, length=5)[0]
 
     assert counted(ticks, f32(8, 8)).by_phase["forward"] == 4 * SQUARE // 2
+
+
+def test_a_share_of_odd_work_is_rounded():
+    """A kernel or a product of which a third is needed has no whole number of FLOPs."""
+
+    def thirds(x):
+        with jax.named_scope("needed_1_of_3"):
+            return x @ x
+
+    assert counted(thirds, f32(8, 8)).by_phase["forward"] == round(SQUARE / 3) != SQUARE / 3
 
 
 def test_a_pallas_kernel_is_counted_by_its_body():

@@ -12,13 +12,15 @@ from meshwright.config import (
     SAVE,
     commented_toml,
     key_docs,
+    known_keys,
     load_config,
+    names_elsewhere,
     overridden,
     preset_names,
     reference_page,
     trainable,
+    variants,
 )
-from meshwright.config._load import known_keys, names_elsewhere, variants
 from meshwright.errors import InputError
 
 PAGE = Path(__file__).parents[2] / "docs/reference/configuration.md"

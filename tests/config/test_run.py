@@ -2,7 +2,6 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright.config import AdamWOptimizer, BatchConfig, RunConfig, load_config, preset_names
-from meshwright.config._section import is_table, raise_problems
 from meshwright.errors import InputError
 
 
@@ -146,15 +145,6 @@ def test_records_are_frozen():
 def test_a_number_in_quotes_is_no_number():
     with pytest.raises(ValidationError, match="valid integer"):
         BatchConfig.model_validate_json('{"sequences": "8"}')
-
-
-def test_no_problem_raises_nothing():
-    raise_problems([])
-
-
-def test_only_a_dict_is_a_table():
-    assert is_table({})
-    assert not is_table([])
 
 
 @pytest.mark.parametrize("fraction", ["0", "0.6"])

@@ -8,8 +8,15 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.errors import InputError
-from meshwright.trainer.data import ImageFiles, LabelledImages, open_data, write_images, write_sample_images
-from meshwright.trainer.data._images import NAMES, IdxPart, idx_parts, read_idx, resized, write_idx
+from meshwright.trainer.data import (
+    ImageFiles,
+    LabelledImages,
+    idx_parts,
+    open_data,
+    write_images,
+    write_sample_images,
+)
+from meshwright.trainer.data._images import NAMES, IdxPart, read_idx, resized, write_idx
 from tests.rounding import FLOAT32
 
 FOUR = [name for names in NAMES.values() for name in names]

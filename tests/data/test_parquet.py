@@ -3,6 +3,7 @@
 import builtins
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
 from meshwright.trainer.data import tokenize
-from meshwright.trainer.data._texts import ByteTokenizer, fragments_in, pieces_of
 
 pytestmark = pytest.mark.once
 
@@ -18,8 +18,13 @@ TEXTS = [f"text {number} " + "é" * (number % 5) for number in range(40)]
 
 
 def documents(path: Path, piece_bytes: int = 1 << 20, key: str = "text") -> list[str]:
-    pieces = pieces_of([str(path)], piece_bytes)
-    return [text for piece in pieces for text, _ in fragments_in(piece, key, ByteTokenizer())]
+    with TemporaryDirectory() as folder:
+        to = f"{folder}/tokens.bin"
+        tokenize([str(path)], to, end_of_document="256", text_key=key, piece_bytes=piece_bytes)
+        ids = np.fromfile(to, "<u2")
+    *read, rest = np.split(ids, np.flatnonzero(ids == 256) + 1)
+    assert not rest.size
+    return [bytes(document[:-1].astype(np.uint8)).decode() for document in read]
 
 
 def write(path: Path, texts: list, **options):
@@ -67,7 +72,7 @@ def test_a_folder_without_texts_and_a_file_named_twice_are_refused(tmp_path: Pat
         documents(tmp_path)
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InputError, match="is named twice"):
-        pieces_of([str(tmp_path), str(tmp_path / "a.txt")], 100)
+        tokenize([str(tmp_path), str(tmp_path / "a.txt")], str(tmp_path / "tokens.bin"))
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,11 @@ from meshwright.trainer.data import (
     TokenWindows,
     data_identity,
     identity_difference,
+    metadata_path,
     open_data,
     read_metadata,
+    stdlib_parts,
 )
-from meshwright.trainer.data._identity import stdlib_parts
-from meshwright.trainer.data._metadata import metadata_path
-from meshwright.trainer.data._tokens import segments_of
 
 
 def open_file(path: Path, dtype: str = "uint16", *overrides: str) -> TokenWindows:
@@ -288,11 +287,14 @@ def test_data_that_is_in_no_named_file_has_an_identity_where_it_is_read_from_a_d
     assert found == data_identity(load_config("bytes-nano", overrides))
 
 
-def test_a_document_ends_with_its_end():
-    tokens = np.array([[1, 2, 9, 3, 9, 9, 4], [9, 1, 1, 1, 1, 1, 9], [1, 1, 1, 1, 1, 1, 1]], np.int32)
-    found = segments_of(tokens, 9)
-    assert found.dtype == np.int32
-    assert found.tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1], [0] * 7]
+@pytest.mark.parametrize("documents", [[1, 2, 9, 3, 9, 9, 4], [9, 1, 1, 1, 1, 1, 9], [1] * 7])
+def test_a_document_ends_with_its_end(tmp_path: Path, documents: list[int]):
+    np.array(documents * 40, np.uint16).tofile(tmp_path / "tokens.bin")
+    packed = ("data.documents=packed", "data.end_of_document=9")
+    batch = open_file(tmp_path / "tokens.bin", "uint16", *packed).batch(0, "train")
+    by_hand = [[row[:place].count(9) for place in range(9)] for row in batch["tokens"].tolist()]
+    assert batch["segments"].tolist() == by_hand
+    assert batch["segments"].dtype == np.int32
 
 
 FACTS = TokenFileMetadata(

@@ -149,7 +149,7 @@ def test_the_jobset_has_one_indexed_job_with_the_pods_of_the_job():
 def test_the_command_of_a_pod_is_one_that_meshwright_reads(name):
     from typer.testing import CliRunner
 
-    from meshwright.cli._app import app_for
+    from meshwright.cli import app_for
 
     made = documents(name)
     spec = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import CompileError, InputError
-from meshwright.trainer.launch import Alone, Peers, agreed
+from meshwright.trainer.launch import ProcessGroup, SingleProcess, agreed
 from tests.launch.test_peers import each
 
 
@@ -97,7 +97,7 @@ def test_a_long_value_is_cut():
 
 
 def refused_in(*indices: int, kind: type = InputError) -> list[Any]:
-    def make(peers: Peers) -> Callable[[], int]:
+    def make(peers: ProcessGroup) -> Callable[[], int]:
         def attempt() -> int:
             if peers.index in indices:
                 raise kind(f"no preset in {peers.index}", hint="name one")
@@ -127,8 +127,8 @@ def test_an_error_in_all_processes_is_each_ones_own():
 
 
 def test_processes_that_count_each_other_differently_differ():
-    def other_count(peers: Peers) -> Any:
-        mine = Peers(peers._client, peers.index, 2 + peers.index, host="a")
+    def other_count(peers: ProcessGroup) -> Any:
+        mine = ProcessGroup(peers._client, peers.index, 2 + peers.index, host="a")
         return agreed(mine, "run", lambda: 0, lambda index: {})
 
     error = each(2, other_count)[0]
@@ -139,4 +139,4 @@ def test_a_process_alone_compares_nothing():
     def never(made: int) -> Any:
         raise AssertionError("facts cost time")
 
-    assert agreed(Alone(), "run", lambda: 7, never) == (7, "")
+    assert agreed(SingleProcess(), "run", lambda: 7, never) == (7, "")

@@ -20,7 +20,7 @@ assert before.count == 1
 peers = join(place_in(os.environ))
 assert processes_of_this_run() is peers
 os.write(1, b"as gloo writes\\n")
-print(peers.name, peers.gathered("x", peers.index * 10), peers.from_first("y", lambda: peers.index))
+print(peers.name, peers.gathered("x", peers.index * 10), peers.broadcast("y", lambda: peers.index))
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import CompileError, InputError, MeshwrightError
-from meshwright.trainer.launch import Alone, Peers
+from meshwright.trainer.launch import ProcessGroup, SingleProcess
 
 
 class Store:
@@ -38,23 +38,25 @@ class Store:
             del self.values[key]
 
 
-def each(count: int, do: Callable[[Peers], Any], hosts: str = "aaaa") -> list[Any]:
+def each(count: int, do: Callable[[ProcessGroup], Any], hosts: str = "aaaa") -> list[Any]:
     """What `do` gives in each of so many processes."""
     store = Store()
     with ThreadPoolExecutor(count) as pool:
-        done = [pool.submit(do, Peers(store, index, count, host=hosts[index])) for index in range(count)]
+        done = [
+            pool.submit(do, ProcessGroup(store, index, count, host=hosts[index])) for index in range(count)
+        ]
         return [one.exception(30) or one.result() for one in done]
 
 
 def test_what_the_first_makes_all_have():
     assert (
-        each(3, lambda peers: peers.from_first("x", lambda: {"made by": peers.index})) == [{"made by": 0}] * 3
+        each(3, lambda peers: peers.broadcast("x", lambda: {"made by": peers.index})) == [{"made by": 0}] * 3
     )
 
 
 def test_a_second_time_is_another_time():
-    def twice(peers: Peers) -> list[int]:
-        return [peers.from_first("x", lambda n=n: n) for n in range(2)]
+    def twice(peers: ProcessGroup) -> list[int]:
+        return [peers.broadcast("x", lambda n=n: n) for n in range(2)]
 
     assert each(2, twice) == [[0, 1]] * 2
 
@@ -64,7 +66,7 @@ def test_what_the_first_is_told_by_an_error_all_are_told(kind):
     def fail() -> None:
         raise kind("no room", hint="make some")
 
-    for error in each(3, lambda peers: peers.from_first("x", fail)):
+    for error in each(3, lambda peers: peers.broadcast("x", fail)):
         assert type(error) is kind
         assert (error.message, error.hint) == ("no room", "make some")
 
@@ -72,7 +74,7 @@ def test_what_the_first_is_told_by_an_error_all_are_told(kind):
 def test_every_value_is_gathered_in_order_and_not_kept():
     stores: list[Any] = []
 
-    def gather(peers: Peers) -> list[int]:
+    def gather(peers: ProcessGroup) -> list[int]:
         stores.append(peers._client)
         return peers.gathered("x", peers.index**2)
 
@@ -83,13 +85,13 @@ def test_every_value_is_gathered_in_order_and_not_kept():
 def test_a_host_makes_once_what_its_processes_find_in_a_cache():
     begun: list[int] = []
 
-    def make(peers: Peers) -> Any:
+    def make(peers: ProcessGroup) -> Any:
         def slowly() -> int:
             begun.append(peers.index)
             time.sleep(0.05)
             return peers.index
 
-        return peers.in_turns(slowly)
+        return peers.run_sequentially(slowly)
 
     assert each(4, make, hosts="aabb") == [0, 1, 2, 3]
     assert begun[:2] == [0, 2]
@@ -105,12 +107,12 @@ def test_an_error_of_the_service_that_is_no_deadline_ends_the_wait():
             raise RuntimeError("UNAVAILABLE: the coordinator is gone")
 
     with pytest.raises(RuntimeError, match="coordinator is gone"):
-        Peers(Gone(), 1, 2).from_first("x", dict)
+        ProcessGroup(Gone(), 1, 2).broadcast("x", dict)
 
 
 def test_alone_all_is_what_one_makes():
-    alone = Alone()
-    assert (alone.from_first("x", lambda: 1), alone.gathered("x", 2), alone.in_turns(lambda: 3)) == (
+    alone = SingleProcess()
+    assert (alone.broadcast("x", lambda: 1), alone.gathered("x", 2), alone.run_sequentially(lambda: 3)) == (
         1,
         [2],
         3,

@@ -8,8 +8,8 @@ import pytest
 from meshwright import weigh
 from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
-from meshwright.ledger import executions_of, traffic_of
-from meshwright.ledger._findings import Replication, axes_of_sharding, findings_of
+from meshwright.ledger import executions_of, findings_of, traffic_of
+from meshwright.ledger._findings import Replication, axes_of_sharding
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HOST = Fleet.parse("8xH100")
@@ -65,7 +65,7 @@ def test_a_large_argument_that_lies_whole_everywhere_is_found(lint, samples):
     assert found.kind == "replicated argument"
     assert whole.path in found.what
     assert "2.00 GiB each" in found.what
-    assert found.mend == "split one of its dimensions over fsdp or tensor"
+    assert found.fix == "split one of its dimensions over fsdp or tensor"
     small = dataclasses.replace(whole, device_bytes=2**20)
     assert lint(arguments=(small, *rest)) == ()
 
@@ -90,7 +90,7 @@ def test_a_saved_activation_that_a_constraint_gathers_is_found_with_its_lines(we
             f"bf16[{rows},{width}], saved for the backward pass, is the same on every device along data, "
             "2.00 GiB each"
         )
-        assert finding.mend == "pin its batch dimension to data there, or drop the constraint that gathers it"
+        assert finding.fix == "pin its batch dimension to data there, or drop the constraint that gathers it"
     # the mend helps: an eighth of the bytes
     mended = weighed("split", "data=8").memory.by_category["saved_activations"]
     assert 7.9 < ledger.memory.by_category["saved_activations"] / mended < 8.1
@@ -106,7 +106,7 @@ def test_an_activation_that_is_split_as_the_batch_is_no_finding(weighed):
 def test_an_axis_along_which_the_whole_forward_pass_is_alike_is_found_once(weighed, name, layout, axis):
     (found,) = [f for f in weighed(name, layout).findings if f.kind == "replicated activation"]
     assert f"is the same on every device along {axis}" in found.what
-    assert found.mend == f"split the batch over {axis}, which divides nothing in the forward pass"
+    assert found.fix == f"split the batch over {axis}, which divides nothing in the forward pass"
 
 
 def test_work_that_several_devices_do_alike_is_found(lint):
@@ -189,7 +189,7 @@ def test_a_loud_axis_that_could_lie_inside_a_host_and_does_not_is_found(lint, mo
     assert kinds(findings) == ["axis that leaves the host"] * found
     for finding in findings:
         assert finding.what.startswith("tensor=2 fits in a domain of 4 devices, and sends 3.20 kB a step")
-        assert "walks them all" in finding.mend
+        assert "walks them all" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_group_that_straddles_slices_is_named(lint, module, fleet, mesh, what,
     assert kinds(findings) == ["group that straddles slices"] * bool(what)
     for finding in findings:
         assert what in finding.what
-        assert mend in finding.mend
+        assert mend in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_group_that_straddles_racks_or_hosts_is_named(lint, module, fleet, mes
     assert [each.kind.split()[2] for each in findings] == ["straddles"] * bool(what)
     for finding in findings:
         assert what in finding.what
-        assert mend in finding.mend
+        assert mend in finding.fix
 
 
 BATCH_MESH = (("data", 4), ("tensor", 2))

@@ -16,7 +16,6 @@ from meshwright.hlo import (
     parse_program,
     parse_shape,
 )
-from meshwright.hlo._text import split_text
 
 HEADER = "HloModule jit_step, is_scheduled=true, num_partitions=8\n\n"
 
@@ -211,8 +210,10 @@ def test_what_is_no_shape_raises(text):
         parse_shape(text)
 
 
-def test_commas_in_brackets_and_strings_do_not_split():
-    assert split_text('a={1,2}, b="x, (", c=(3, [4, 5])') == ["a={1,2}", 'b="x, ("', "c=(3, [4, 5])"]
+def test_commas_in_brackets_and_strings_do_not_split(module):
+    line = """ROOT %y = f32[] negate(%x), a={1,2}, b="x, (", c=(3, [4, 5])"""
+    program = module("%x = f32[] parameter(0)", line)
+    assert program.entry.root.attributes == {"a": "{1,2}", "b": '"x, ("', "c": "(3, [4, 5])"}
 
 
 MESH = (("data", 2), ("fsdp", 4), ("tensor", 3))

@@ -1,7 +1,6 @@
 import pytest
 
-from meshwright.hlo import ProgramPhases
-from meshwright.hlo._annotations import PHASES
+from meshwright.hlo import PHASES, ProgramPhases
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import pytest
 from meshwright.api import _train
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Calibration, Fleet
-from meshwright.measure import _kept_calibration as _calibration
 from meshwright.measure import (
+    Reconciliation,
+    Row,
     calibration_of_chip,
     calibration_of_this_machine,
     cautions,
@@ -22,7 +23,7 @@ from meshwright.measure import (
     doubt_calibration,
     probe,
 )
-from meshwright.measure._reconciliation import Reconciliation, Row
+from meshwright.measure import _kept_calibration as _calibration
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},

@@ -4,8 +4,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.hardware import find_chip
-from meshwright.measure import MatmulMFU, _timing
-from meshwright.measure._reconciliation import Percentiles
+from meshwright.measure import MatmulMFU, Percentiles, _timing
 
 
 def test_a_product_of_n_takes_two_n_cubed_and_a_cpus_promise_is_an_estimate():

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.measure import StepClock, Timing
-from meshwright.measure._reconciliation import Percentiles
+from meshwright.measure import Percentiles, StepClock, Timing
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.measure import is_xplane, kineto_step, traced_step, xplane_events
-from meshwright.measure._traces import TraceEvent
+from meshwright.measure import TraceEvent, is_xplane, kineto_step, traced_step, xplane_events
 
 CLASSES = {"dot.1": "matmul", "copy.2": "memory-bound", "all-reduce.3": "all-reduce"}
 OTHERS = ("while.4", "tuple.5")

@@ -10,7 +10,7 @@ from meshwright.compiler import read_text
 from meshwright.trainer.models import attention_blocks
 from meshwright.trainer.models.attention import Shape, causal_attention, documents_of, uses_cudnn
 from meshwright.trainer.models.attention_blocks import cudnn_attention
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 
 pytestmark = pytest.mark.quick
 

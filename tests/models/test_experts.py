@@ -14,7 +14,7 @@ from meshwright.trainer.models import Parameter
 from meshwright.trainer.models.expert_rows import order_of, places_of
 from meshwright.trainer.models.experts import expert_mlp, expert_parameters, route
 from meshwright.trainer.models.transformer import Transformer
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.config import ResNetModel
 from meshwright.trainer.models import initial_parameters
-from meshwright.trainer.models.small import BLOCKS, STAGES, ResNet
+from meshwright.trainer.models.toy_models import BLOCKS, STAGES, ResNet
 
 pytestmark = pytest.mark.quick
 

@@ -11,12 +11,12 @@ from jax.extend.core import jaxprs_in_params
 
 import meshwright as mw
 from meshwright.config import TransformerModel
-from meshwright.trainer.models import attention, attention_blocks, gathered_attention, initial_parameters
+from meshwright.trainer.models import allgather_attention, attention, attention_blocks, initial_parameters
+from meshwright.trainer.models.allgather_attention import part_sizes
 from meshwright.trainer.models.attention import Shape, in_ring_order, kernel_attention, ring_positions
 from meshwright.trainer.models.attention_blocks import Blocks
-from meshwright.trainer.models.gathered_attention import part_sizes
 from meshwright.trainer.models.transformer import Transformer
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 from tests.rounding import rounding_of
 
 pytestmark = pytest.mark.quick
@@ -129,7 +129,7 @@ def test_windows_and_caps_are_those_of_the_definition(
     mesh, size, shape, documents, most_gathered, monkeypatch
 ):
     monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)
-    monkeypatch.setattr(gathered_attention, "EVEN", 1)
+    monkeypatch.setattr(allgather_attention, "EVEN", 1)
     split, length = mesh(context=size), 48
     random = np.random.default_rng(1)
     shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (2, length, 4, 8))

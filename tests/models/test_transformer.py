@@ -14,7 +14,7 @@ from meshwright.config import TransformerModel
 from meshwright.trainer.models import Parameter, initial_parameters
 from meshwright.trainer.models.rematerialisation import BLOCK_INPUT, rematerialised
 from meshwright.trainer.models.transformer import Transformer
-from meshwright.worker._traced import count_traced
+from meshwright.worker import count_traced
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

@@ -8,8 +8,7 @@ from meshwright.compiler import Compiled, TracedFlops
 from meshwright.hardware import Calibration, Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline, executions_of
-from meshwright.predict._rates import machine_of
-from meshwright.predict._walk import walk
+from meshwright.predict import machine_of, walk
 
 SUM = """%sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -74,7 +73,7 @@ def ledger_with():
 
 @pytest.fixture
 def compiled_for():
-    def make(fleet, source="target compiler", tokens=None):
+    def make(fleet, source="target compiler", tokens=None, sequence_length=None):
         num_devices = Fleet.parse(fleet).num_devices
         return Compiled(
             schema=1,
@@ -92,7 +91,7 @@ def compiled_for():
             num_parameters=None,
             num_matmul_parameters=None,
             tokens_per_step=tokens,
-            sequence_length=None,
+            sequence_length=sequence_length,
             reported_bytes={},
             compile_seconds=0.0,
             fingerprint="",

@@ -12,9 +12,7 @@ from scipy.stats import norm, t
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, MeasuredClass, MeasuredRun, MeasuredRuns
 from meshwright.ledger import executions_of
-from meshwright.predict import machine_of, predict, rates_digest
-from meshwright.predict._rate_files import runs
-from meshwright.predict._walk import walk
+from meshwright.predict import machine_of, predict, rates_digest, runs, walk
 
 FLEET = Fleet.parse("8xH100")
 NOISE = runs()["factors"]["between_programs"]

@@ -14,8 +14,7 @@ from meshwright.hardware import (
     measured_attention,
 )
 from meshwright.ledger import executions_of
-from meshwright.predict import predict
-from meshwright.predict._rates import machine_of
+from meshwright.predict import machine_of, predict
 
 PROBED = Calibration(
     matmul_flops_per_second={"fp32": 3e11},

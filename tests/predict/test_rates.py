@@ -8,16 +8,20 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, Fleet, find_chip
-from meshwright.predict import _rates as _constants
-from meshwright.predict._formulas import (
+from meshwright.predict import (
     CollectiveRate,
     GemmRate,
     attention_seconds,
     collective_seconds,
     gemm_seconds,
+    machine_of,
+    shared,
+    sustained_share,
+    widths,
 )
+from meshwright.predict import _rates as _constants
 from meshwright.predict._rate_files import provenance
-from meshwright.predict._rates import attention_of, machine_of, rates_of, shared, sustained_share, widths
+from meshwright.predict._rates import attention_of, rates_of
 
 MEASURED = [
     "A100-40GB",
@@ -155,7 +159,7 @@ ALLOWED |= {"1.6449", "2.92", "50", "1e-9", "0.5", "16", "240"}
 def test_the_files_hold_their_source():
     assert "aiconfigurator" in _constants.fitted()["source"]
     products = {"products", "products_reached", "unaligned"}
-    others = {"sustained", "other_tpus", "shared", "attention", "interval", "factors", "alone"}
+    others = {"sustained", "other_tpus", "shared", "attention", "interval", "factors", "alone", "grouped"}
     assert others | products == set(_constants.runs())
 
 
@@ -178,6 +182,7 @@ def test_no_constant_of_a_machine_stands_in_code(path):
         "interval",
         "factors",
         "alone",
+        "grouped",
     ],
 )
 def test_every_table_of_constants_is_explained_beside_it(table):

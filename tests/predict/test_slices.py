@@ -5,8 +5,7 @@ import pytest
 from meshwright.hardware import Fleet
 from meshwright.hlo import joined_slices, parse_program
 from meshwright.ledger import executions_of
-from meshwright.predict._rates import machine_of
-from meshwright.predict._walk import walk
+from meshwright.predict import machine_of, walk
 
 SIZE = 8192
 MEGA = 2**20

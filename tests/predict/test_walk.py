@@ -7,10 +7,8 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
-from meshwright.ledger import executions_of, traffic_of
-from meshwright.ledger._flops import executed_flops
-from meshwright.predict._rates import machine_of
-from meshwright.predict._walk import Event, trace_of, walk
+from meshwright.ledger import executed_flops, executions_of, traffic_of
+from meshwright.predict import Event, machine_of, trace_of, walk
 
 # On `round_machine` a copy of 4 MB takes 8 ms, a gather of 8 x 1 MB to 8 MB over 1e8 bytes/s 70 ms.
 COPY, GATHER = 0.008, 0.070

@@ -4,10 +4,7 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.ledger import executions_of
-from meshwright.predict import predict
-from meshwright.predict._predict import what_helps
-from meshwright.predict._rates import machine_of
-from meshwright.predict._walk import walk
+from meshwright.predict import machine_of, predict, walk, what_helps
 
 # On `round_machine`: a copy of 4 MB 8 ms, a gather of 8 x 1 MB 70 ms, a product of 512^3 0.27 ms.
 COPY, GATHER, PRODUCT = 0.008, 0.070, 2 * 512**3 / 1e12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.measure._reconciliation import Measurement, Percentiles
+from meshwright.measure import Measurement, Percentiles
 from meshwright.predict import Interval, Prediction
 
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.measure._reconciliation import Measurement, Reconciliation, Row, reconcile
+from meshwright.measure import Measurement, Reconciliation, Row, reconcile
 
 
 def rows_of(*given):

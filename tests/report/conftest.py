@@ -17,10 +17,10 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.measure._reconciliation import Measurement, Percentiles
+from meshwright.measure import Measurement, Percentiles
 from meshwright.planned import Plan, Planned
 from meshwright.planning import settings_words
-from meshwright.predict import Help, Interval, Prediction, Slice
+from meshwright.predict import Interval, Prediction, Slice, Speedup
 from meshwright.report import renderable
 from meshwright.results import Compilation, Weighing
 
@@ -176,7 +176,7 @@ def made_prediction(**changes: Any) -> Prediction:
         "basis": "Estimate. Rates made by hand. Interval +-20 %.",
         "unpriced": (),
         "what_helps": (
-            Help(
+            Speedup(
                 what="no waiting for collectives over fsdp",
                 saving_seconds=11.0,
                 certainty="bound: all of them hidden behind computation, or gone",
@@ -188,7 +188,7 @@ def made_prediction(**changes: Any) -> Prediction:
 
 @pytest.fixture(scope="session")
 def weighing() -> Callable[..., Weighing]:
-    """A weighing whose parts may be changed: `weighing(ledger=...)`, `weighing(flops={...})`."""
+    """A weighing whose parts may be changed: `weighing(figures=...)`, `weighing(flops={...})`."""
 
     def make(
         *,
@@ -214,7 +214,7 @@ def weighing() -> Callable[..., Weighing]:
                 cached=changes.pop("cached", False),
             ),
             "tokens_per_step": record.tokens_per_step,
-            "ledger": dataclasses.replace(ledger, flops=dataclasses.replace(ledger.flops, **(flops or {}))),
+            "figures": dataclasses.replace(ledger, flops=dataclasses.replace(ledger.flops, **(flops or {}))),
             "prediction": None if prediction is None else made_prediction(**prediction),
             "no_prediction": "",
         }

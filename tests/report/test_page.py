@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.ledger import Finding
-from meshwright.measure._reconciliation import Reconciliation, Row
-from meshwright.report import page_of, write_report, write_sweep
+from meshwright.measure import Reconciliation, Row
+from meshwright.report import page_of, read_run, write_report, write_sweep
 from meshwright.report._model import Document
 from meshwright.report._render import page as html_of
-from meshwright.report._run_files import read_run
 from meshwright.results import WEIGHING_SCHEMA, Change, Changes, Sweep, SweepRun
 
 pytestmark = pytest.mark.once
@@ -214,7 +213,7 @@ def text_with_damage(run: Path, damage: dict) -> str:
 
 
 def test_a_weighing_alone_is_a_page_with_its_timeline_and_findings(weighing):
-    finding = Finding(kind="k", what="a <large> argument", source_line="model.py:7", mend="split it")
+    finding = Finding(kind="k", what="a <large> argument", source_line="model.py:7", fix="split it")
     text = Page(page_of(weighing(findings=(finding,), unpriced=("sort(f32[8])",)))).text
     for expected in (
         "Memory through the step", "Largest buffers at the peak",
@@ -228,8 +227,8 @@ def test_a_weighing_alone_is_a_page_with_its_timeline_and_findings(weighing):
 
 def test_the_sum_by_hand_stands_beside_what_is_compiled(run: Path):
     weighing = json.loads((run / "weighing.json").read_text())
-    weighing["hand_sum"]["rows"][2]["why"] = "twice <some>"
-    text = text_with(run, hand_sum=weighing["hand_sum"])
+    weighing["rule_of_thumb"]["rows"][2]["why"] = "twice <some>"
+    text = text_with(run, rule_of_thumb=weighing["rule_of_thumb"])
     for expected in (
         "The sum by hand",
         "tokens x width x layers",
@@ -327,7 +326,7 @@ def test_the_bar_reaches_as_far_as_its_parts(weighing):
 
 
 def test_file_names_stay_whole_paths_break_at_slashes_and_rows_can_be_cards(weighing):
-    finding = Finding(kind="k", what="in layers/up", source_line="my-model.py:297", mend="3 / 4 of </b>")
+    finding = Finding(kind="k", what="in layers/up", source_line="my-model.py:297", fix="3 / 4 of </b>")
     page = page_of(weighing(findings=(finding,)))
     assert (
         "<b>in layers/<wbr>up</b> (<span class=file>my-model.py:297</span>). Fix: 3 / 4 of &lt;/b&gt;" in page

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective
-from meshwright.measure._reconciliation import Reconciliation, Row
+from meshwright.measure import Reconciliation, Row
 from meshwright.report import row_cells
 from meshwright.results import Change, Changes, Run, Sweep, SweepRun
 

@@ -25,7 +25,7 @@ TOO_LARGE = {
     "peak_bytes": None,
     "by_category": {"saved_activations": 86 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB},
 }
-FINDING = Finding(kind="k", what="a gather is undone", source_line="model.py:7", mend="pin both sides")
+FINDING = Finding(kind="k", what="a gather is undone", source_line="model.py:7", fix="pin both sides")
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_three_things_matter_the_largest_losses_of_time_first(weighing, text):
 
 
 def test_what_is_not_counted_and_what_the_lint_found_go_before_losses(weighing, text):
-    finding = Finding(kind="work done twice", what="two do alike", source_line="", mend="split it")
+    finding = Finding(kind="work done twice", what="two do alike", source_line="", fix="split it")
     changes = {
         "findings": (finding, finding),
         "flops": {"waste_by_module": {"layers": 10**17}},

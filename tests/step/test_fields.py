@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.config import Layout, RunConfig, load_config
-from meshwright.config._load import variants
+from meshwright.config import Layout, RunConfig, load_config, variants
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
@@ -226,6 +225,8 @@ PROGRAM = {
     "gradient_sum": ((*NANO, "precision=bf16", "batch.microbatch_sequences=4"), "gradient_sum=bf16"),
     "state.parameters": ((*NANO, "precision=bf16"), "state.parameters=bf16"),
     "state.moments": (NANO, "state.moments=bf16"),
+    "optimizer.muon.newton_schulz_format": (MUON, "optimizer.newton_schulz_format=bf16"),
+    "state.master": ((*NANO, "precision=bf16", "state.parameters=bf16"), "state.master=fp32"),
     "state.rounding": ((*NANO, "precision=bf16", "state.parameters=bf16"), "state.rounding=stochastic"),
     "remat": (NANO, "remat=full"),
     "layer_loop": (NANO, "layer_loop=unroll"),
@@ -413,7 +414,7 @@ def test_evaluation_and_steps_change_what_training_does(tmp_path):
         known = {"config": config, "fleet": fleet, "layout": layout, "devices": devices, "folder": folder}
         known |= {"dataset": open_data(config)}
         with closing(folder):
-            folder.make()
+            folder.create()
             return run_training(RunRequest(**known, steps=steps))[0]
 
     base = run("base")

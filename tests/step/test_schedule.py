@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from meshwright.config import Ticks
-from meshwright.trainer.step._pipeline_schedule import Schedule
+from meshwright.trainer.step import Schedule
 
 CASES = [
     (schedule, stages, chunks, groups, reads_first)

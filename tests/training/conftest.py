@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
-from meshwright.measure._reconciliation import Measurement
+from meshwright.measure import Measurement
 from meshwright.trainer.data import open_data
 from meshwright.trainer.loop import Event, RunFolder, RunRequest, devices_of, run_training
 from meshwright.trainer.loop import _training_run as _run
@@ -64,8 +64,8 @@ def _train(config: RunConfig, folder: Path, **fields: Any) -> tuple[Measurement,
     """The measurement and the final state of a run, whose folder is then free for another."""
     request = _request(config, folder, **fields)
     with closing(request.folder) as held:
-        held.look(config)
-        held.make()
+        held.validate_resume(config)
+        held.create()
         return run_training(request)
 
 

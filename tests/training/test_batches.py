@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.config import load_config
 from meshwright.trainer.data import open_data
+from meshwright.trainer.loop import batches_ahead
 from meshwright.trainer.loop._interruptions import put
-from meshwright.trainer.loop._loop import Feed, _can_pin, batches_ahead, rows_held
+from meshwright.trainer.loop._loop import BatchLoader, _can_pin, rows_held
 
 
 def test_batches_come_in_order():
@@ -68,7 +69,7 @@ def test_one_process_takes_the_whole_batch_as_the_step_does(mesh):
     data = open_data(load_config("linear", ["batch.sequences=16"]))
     shapes = mesh(data=2, fsdp=2)
     batch = {name: abstract(shapes, 2, 8, *rows.shape[1:]) for name, rows in data.batch(0, "train").items()}
-    fed = Feed(data, batch).batch(3, "held-out")
+    fed = BatchLoader(data, batch).batch(3, "held-out")
     for name, rows in data.batch(3, "held-out").items():
         np.testing.assert_array_equal(fed[name], rows.reshape(fed[name].shape))
         assert fed[name].sharding == batch[name].sharding
@@ -94,9 +95,9 @@ def test_batches_reach_their_devices_through_pinned_memory_unchanged(mesh, monke
         kinds.append(sharding.memory_kind)
         return put_there(value, sharding)
 
-    plain = Feed(data, batch).batch(3)
+    plain = BatchLoader(data, batch).batch(3)
     monkeypatch.setattr(jax, "device_put", noted)
-    pinned = Feed(data, batch, pins=True).batch(3)
+    pinned = BatchLoader(data, batch, pins=True).batch(3)
     assert set(kinds[::2]) == {"pinned_host"}
     assert set(kinds[1::2]) == {"device"}
     for name, array in plain.items():

@@ -8,7 +8,7 @@ from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.extras import how_to_install
 from meshwright.hardware import Fleet
-from meshwright.trainer.launch import Alone
+from meshwright.trainer.launch import SingleProcess
 from meshwright.trainer.loop import _devices, devices_of, local_fleet
 from meshwright.trainer.loop._devices import fleet_of_hosts, share_of
 
@@ -49,7 +49,7 @@ def test_a_cpu_fleet_is_the_first_of_the_simulated_devices():
     assert devices_of(Fleet.parse("2xCPU"), Layout.parse("data=2")) == jax.devices("cpu")[:2]
 
 
-class Several(Alone):
+class Several(SingleProcess):
     count = 3
 
 

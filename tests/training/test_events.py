@@ -7,12 +7,12 @@ from meshwright.trainer.loop import (
     Evaluated,
     Finished,
     FirstStepsDone,
+    PhaseClock,
     Sampled,
     Started,
     StepCompiled,
     StepDone,
 )
-from meshwright.trainer.loop._interface import PhaseClock
 
 pytestmark = pytest.mark.quick
 

@@ -10,10 +10,9 @@ import threading
 import pytest
 
 from meshwright.config import FaultConfig
-from meshwright.trainer.launch import Alone, noting_signals
-from meshwright.trainer.loop import RunFolder
-from meshwright.trainer.loop._interface import PhaseClock
-from meshwright.trainer.loop._interruptions import Agreement, Watchdog, stop_at_once
+from meshwright.trainer.launch import SingleProcess, noting_signals
+from meshwright.trainer.loop import PhaseClock, RunFolder, Watchdog
+from meshwright.trainer.loop._interruptions import Agreement, stop_at_once
 
 pytestmark = pytest.mark.quick
 
@@ -49,7 +48,7 @@ def test_a_run_that_hangs_is_ended_with_every_threads_stack(tmp_path, steps, wor
     assert capfd.readouterr().err.startswith("error: no progress for ")
 
 
-class Second(Alone):
+class Second(SingleProcess):
     index, count, is_first = 1, 4, False
 
 
@@ -90,12 +89,12 @@ with Watchdog(folder, FaultConfig(startup_deadline_seconds=0.2), PhaseClock()).w
     assert "Current thread" in done.stderr or "Thread 0x" in done.stderr
 
 
-class Two(Alone):
+class Two(SingleProcess):
     count = 2
 
 
 def test_alone_a_signal_is_what_it_is(mesh):
-    agreement = Agreement(mesh(data=2), Alone(), waits=False)
+    agreement = Agreement(mesh(data=2), SingleProcess(), waits=False)
     assert [agreement.on(signal) for signal in (None, 15)] == [None, 15]
 
 

@@ -12,12 +12,18 @@ from meshwright.config import Layout, RunConfig, load_config, overridden
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.sharding import mesh_of
 from meshwright.trainer.data import ALL, RegressionRows, open_data
-from meshwright.trainer.loop import CheckpointSaved, Noticed, StepDone
-from meshwright.trainer.loop._interface import PhaseClock
-from meshwright.trainer.loop._interruptions import Watchdog
-from meshwright.trainer.loop._loop import Feed, Loop, Saving
-from meshwright.trainer.loop._programs import compile_programs
-from meshwright.trainer.loop._recording import Recorder, RunWriter, metrics_of
+from meshwright.trainer.loop import (
+    CheckpointSaved,
+    Noticed,
+    PhaseClock,
+    Saving,
+    StepDone,
+    Watchdog,
+    compile_programs,
+    metrics_of,
+)
+from meshwright.trainer.loop._loop import BatchLoader, Loop
+from meshwright.trainer.loop._recording import Recorder, RunWriter
 from meshwright.trainer.loop._run_folder import about_of
 
 pytestmark = pytest.mark.quick
@@ -189,7 +195,7 @@ def test_rollback_goes_back_to_the_checkpoint_and_reads_other_batches(tmp_path, 
     assert steps == [*range(1, 9), 7, 8, 9, 10]
     (said,) = [event.message for event in events if isinstance(event, Noticed)]
     assert "back to step 6; the batches since then are left out" in said
-    state, feed = programs.init(np.uint32(LINEAR.seed)), Feed(open_data(LINEAR), programs.built.batch)
+    state, feed = programs.init(np.uint32(LINEAR.seed)), BatchLoader(open_data(LINEAR), programs.built.batch)
     for index in [*range(6), 8, 9, 10, 11]:  # by hand: these batches and no others
         state, _ = programs.step(state, feed.batch(index))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(loop.state), strict=True):

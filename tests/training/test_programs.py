@@ -9,7 +9,7 @@ import pytest
 from meshwright.compiler import Request, compile_program, requested_options
 from meshwright.config import Layout, load_config
 from meshwright.sharding import mesh_of
-from meshwright.trainer.loop._programs import compile_programs
+from meshwright.trainer.loop import compile_programs
 
 
 def weighed_fingerprint(config, fleet: str, layout: str, num_devices: int) -> str:

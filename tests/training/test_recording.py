@@ -17,7 +17,7 @@ from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format th
 
 from meshwright.config import FaultConfig, load_config
 from meshwright.errors import InputError
-from meshwright.trainer.launch import Alone
+from meshwright.trainer.launch import SingleProcess
 from meshwright.trainer.loop import (
     EpochDone,
     Evaluated,
@@ -26,6 +26,7 @@ from meshwright.trainer.loop import (
     RunFolder,
     StepDone,
     _recording,
+    metrics_of,
 )
 from meshwright.trainer.loop._recording import (
     BadSteps,
@@ -33,10 +34,9 @@ from meshwright.trainer.loop._recording import (
     RunWriter,
     Spikes,
     first_bad_tensor,
-    metrics_of,
     what_is_bad,
 )
-from meshwright.trainer.loop._run_folder import Writes
+from meshwright.trainer.loop._run_folder import PendingWrites
 
 pytestmark = pytest.mark.quick
 
@@ -151,7 +151,7 @@ def test_a_disk_that_stays_full_ends_nothing_and_the_lost_bytes_are_counted(tmp_
 
 def test_a_reason_is_told_once_with_all_its_files_and_again_after_an_hour(tmp_path):
     clock = [0.0]
-    writes = Writes(tmp_path, now=lambda: clock[0])
+    writes = PendingWrites(tmp_path, now=lambda: clock[0])
     for name in ("a.json", "b.json"):
         (tmp_path / name).mkdir()
         writes.documents({name: "text"})
@@ -163,7 +163,7 @@ def test_a_reason_is_told_once_with_all_its_files_and_again_after_an_hour(tmp_pa
 
 
 def test_a_document_that_waits_is_written_when_there_is_room(tmp_path):
-    writes = Writes(tmp_path)
+    writes = PendingWrites(tmp_path)
     (tmp_path / "config.json").mkdir()
     writes.documents({"config.json": "{}"})
     (tmp_path / "config.json").rmdir()
@@ -181,7 +181,7 @@ def test_a_number_that_is_not_finite_is_null_and_not_in_tensorboard(tmp_path):
 
 
 def test_a_process_after_the_first_writes_no_files(tmp_path):
-    class Second(Alone):
+    class Second(SingleProcess):
         index, count, is_first = 1, 2, False
 
     with closing(RunWriter(RunFolder(tmp_path, peers=Second()))) as files:

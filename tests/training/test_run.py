@@ -10,10 +10,10 @@ import meshwright as mw
 from meshwright.config import load_config
 from meshwright.errors import InputError
 from meshwright.measure import bytes_on
-from meshwright.trainer.loop import Noticed, StepFlops
+from meshwright.trainer.loop import Noticed, StepFlops, metrics_of
 from meshwright.trainer.loop import _training_run as _run
 from meshwright.trainer.loop._loop import Loop
-from meshwright.trainer.loop._recording import memory_in_use, metrics_of
+from meshwright.trainer.loop._recording import memory_in_use
 
 pytestmark = pytest.mark.quick
 

@@ -13,15 +13,9 @@ from meshwright.config import Layout, RunConfig, load_config
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Checkpoints, Found
 from meshwright.trainer.checkpoint._manifest import Manifest
-from meshwright.trainer.launch import Alone
-from meshwright.trainer.loop import RunFolder, config_of
-from meshwright.trainer.loop._run_folder import (
-    about_complaint,
-    about_of,
-    changes_since,
-    check_shared,
-    last_recorded_step,
-)
+from meshwright.trainer.launch import SingleProcess
+from meshwright.trainer.loop import RunFolder, config_of, last_recorded_step
+from meshwright.trainer.loop._run_folder import about_complaint, about_of, changes_since, check_shared
 
 LINEAR = load_config("linear")
 NONE = load_config("linear", ["checkpoint.every_steps=none"])
@@ -53,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def look(folder: Path, config: RunConfig = LINEAR, **asked: bool) -> None:
     held = RunFolder(folder, **asked)
     try:
-        held.look(config)
+        held.validate_resume(config)
     finally:
         held.close()
 
@@ -109,10 +103,10 @@ def test_what_a_crash_loses_needs_no_word(tmp_path, run):
 
 def test_two_processes_never_write_one_folder_even_without_checkpoints(tmp_path):
     held = RunFolder(tmp_path / "run")
-    held.make()
+    held.create()
     code = (
         "import sys; from pathlib import Path; from meshwright.trainer.loop import RunFolder\n"
-        "try: RunFolder(Path(sys.argv[1])).make()\n"
+        "try: RunFolder(Path(sys.argv[1])).create()\n"
         "except Exception as told: print(told)"
     )
     tried = [sys.executable, "-c", code, str(tmp_path / "run")]
@@ -123,7 +117,7 @@ def test_two_processes_never_write_one_folder_even_without_checkpoints(tmp_path)
 
 
 @pytest.mark.parametrize("name", [".lock", ".probe"])
-@pytest.mark.parametrize("use", [lambda path: RunFolder(path).make(), Checkpoints])
+@pytest.mark.parametrize("use", [lambda path: RunFolder(path).create(), Checkpoints])
 def test_a_symbolic_link_in_place_of_our_own_files_is_not_followed(tmp_path, name, use):
     theirs = tmp_path / "theirs"
     theirs.write_text("precious")
@@ -137,7 +131,7 @@ def test_a_symbolic_link_in_place_of_our_own_files_is_not_followed(tmp_path, nam
 def test_a_folder_that_cannot_be_written_is_named_with_one_that_exists(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write a run to .*file/run: Not a directory") as error:
-        RunFolder(tmp_path / "file/run").make()
+        RunFolder(tmp_path / "file/run").create()
     assert str(tmp_path) in error.value.hint
 
 
@@ -175,12 +169,12 @@ def test_a_refusal_loads_no_jax(tmp_path):
     assert told.endswith(" False\n")
 
 
-class Second(Alone):
+class Second(SingleProcess):
     """The second of two processes; the first has left `token` in its folder."""
 
     index, count, is_first, name, token = 1, 2, False, "process 1 of 2 on b", "0af1"
 
-    def from_first(self, what, make):
+    def broadcast(self, what, make):
         return self.token
 
     def gathered(self, what, value):
@@ -190,7 +184,7 @@ class Second(Alone):
 def test_processes_that_see_one_folder_go_on(tmp_path):
     (tmp_path / ".shared").write_text(Second.token)
     check_shared(tmp_path, Second())
-    check_shared(tmp_path / "absent", Alone())
+    check_shared(tmp_path / "absent", SingleProcess())
 
 
 @pytest.mark.parametrize("mark", [None, "of another run"])
@@ -203,7 +197,7 @@ def test_a_process_that_sees_another_folder_is_named(tmp_path, mark):
 
 
 def test_the_first_process_leaves_no_mark(tmp_path):
-    class First(Alone):
+    class First(SingleProcess):
         count = 2
 
     check_shared(tmp_path, First())

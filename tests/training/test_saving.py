@@ -5,10 +5,8 @@ import pytest
 
 from meshwright.config import CheckpointConfig
 from meshwright.errors import InputError
-from meshwright.trainer.launch import Peers
-from meshwright.trainer.loop import CheckpointSaved, RunFolder
-from meshwright.trainer.loop._interface import PhaseClock
-from meshwright.trainer.loop._loop import Saving
+from meshwright.trainer.launch import ProcessGroup
+from meshwright.trainer.loop import CheckpointSaved, PhaseClock, RunFolder, Saving
 from tests.launch.test_peers import each as each_of
 
 pytestmark = pytest.mark.quick
@@ -60,7 +58,7 @@ def test_a_folder_that_cannot_be_written_is_found_at_once(tmp_path):
     ],
 )
 def test_processes_that_have_come_apart_save_nothing_and_say_so(tmp_path, agreements, steps, left_out, words):
-    def save(peers: Peers) -> None:
+    def save(peers: ProcessGroup) -> None:
         about = {"config": {}, "layout": "data=2", "agreement": agreements[peers.index]}
         folder, config = RunFolder(tmp_path, peers=peers), CheckpointConfig(every_steps=1)
         with closing(Saving(folder, config, about, PhaseClock())) as each:

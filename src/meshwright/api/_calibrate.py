@@ -28,6 +28,10 @@ from meshwright.hardware import (
 from meshwright.hlo import FREE, Executions
 from meshwright.ledger import executions_in
 from meshwright.measure import (
+    Calibrated,
+    CalibratedClass,
+    CalibratedStep,
+    Measurement,
     TracedStep,
     calibration_for,
     describe_host,
@@ -39,7 +43,6 @@ from meshwright.measure import (
     traced_step,
     xplane_events,
 )
-from meshwright.measure._reconciliation import Calibrated, CalibratedClass, CalibratedStep, Measurement
 from meshwright.predict import (
     RECOMPUTED,
     Prediction,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from meshwright.compiler import warm_workers
-from meshwright.config import Layout, block_policies, check_layout
+from meshwright.compiler import TARGET_COMPILER, warm_workers
+from meshwright.config import NAMED_REMAT, POLICIES, Layout, block_policies, check_layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
 from meshwright.planning import Suggestion, suggestions
@@ -20,11 +21,6 @@ from ._weigh import weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
 FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")
-# From the most results kept to the fewest. Those that repeat some blocks only are compiled if a run has them.
-REMAT = (
-    *("none", "dots-attention", "dots", "full-every-4", "full-every-3", "alternate-dots", "full-every-2"),
-    "full",
-)
 
 
 @warm_workers()
@@ -48,7 +44,8 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
             f"{weighing.name} is not a configuration, so its settings cannot be changed from here",
             hint="change the program and weigh it again",
         )
-    known = suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)
+    memory = weighing.refusal or weighing.ledger.memory
+    known = suggestions(config, weighing.layout, weighing.fleet, memory)
     changes: list[Change] = []
     others = (*_other_remat(weighing, known), *_faster(weighing))
     tried = dict.fromkeys(s.arguments for s in (*known, *others))
@@ -65,7 +62,8 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
     if config is None or not config.model.has_blocks:
         return []
     mentioned = {override for suggestion in known for override in suggestion.overrides}
-    now = REMAT.index(config.remat) if config.remat in REMAT else None
+    by_bytes = sorted(NAMED_REMAT, key=_kept_bytes, reverse=True)  # groups of blocks: only if a run has them
+    now = by_bytes.index(config.remat) if config.remat in by_bytes else None
 
     def kept(place: int) -> str:
         return "other results" if now is None else "more" if place < now else "less"
@@ -75,9 +73,15 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
             overrides=(f"remat={name}",),
             effect=f"keeps {kept(place)} for the backward pass (now: {config.remat})",
         )
-        for place, name in enumerate(REMAT)
+        for place, name in enumerate(by_bytes)
         if place != now and f"remat={name}" not in mentioned and len(block_policies(name)) == 1
     ]
+
+
+def _kept_bytes(remat: str) -> float:
+    """Return what a policy keeps, in bytes of a block that is as wide in all its parts."""
+    blocks = [sum(POLICIES[each].kept_bytes) for each in block_policies(remat)]
+    return sum(blocks) / len(blocks)
 
 
 def _faster(weighing: Weighing) -> list[Suggestion]:
@@ -135,22 +139,30 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
             on=_fleet(weighing, suggestion),
             layout=suggestion.layout or str(weighing.layout),
             overrides=suggestion.overrides,
-            simulate=weighing.compiled.source != "target compiler",
+            simulate=weighing.source != TARGET_COMPILER,
         )
     except MeshwrightError as error:
         return Change(**words, **dict.fromkeys(FIGURES), failed=error.message)
-    before, after = weighing.ledger, changed.ledger
+    before, after = weighing.figures, changed.figures
+    if after is None:
+        unknown: dict[str, Any] = {**words, **dict.fromkeys(FIGURES), "fits": False}
+        return Change(**unknown, failed=f"does not fit: {_refusal_line(changed)}")
     now, then = _seconds(weighing), _seconds(changed)
+    saved = None if before is None else before.memory.reserved_bytes - after.memory.reserved_bytes
     return Change(
         **words,
         reserved_bytes=after.memory.reserved_bytes,
-        saved_bytes=before.memory.reserved_bytes - after.memory.reserved_bytes,
+        saved_bytes=saved,
         fits=changed.fits,
-        extra_executed_flops=after.flops.executed - before.flops.executed,
+        extra_executed_flops=None if before is None else after.flops.executed - before.flops.executed,
         step_seconds=then,
         extra_seconds=None if now is None or then is None else then - now,
         failed="",
     )
+
+
+def _refusal_line(weighing: Weighing) -> str:
+    return "" if weighing.refusal is None else weighing.refusal.line
 
 
 def _fleet(weighing: Weighing, suggestion: Suggestion) -> Fleet:

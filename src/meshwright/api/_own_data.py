@@ -16,7 +16,7 @@ from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows, open_da
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.trainer.launch import Alone
+    from meshwright.trainer.launch import SingleProcess
 
 TOKENIZER = "data.tokenizer"
 LARGE_BYTES = 2**26  # of texts, from which the progress of tokenizing is reported
@@ -52,7 +52,7 @@ def config_with_data(
     return run_named(verb, config, {**found.overrides, **given}), found.notes
 
 
-def opened_data(peers: Alone, run: RunConfig, on_event: Callable[[Phase], None]) -> Dataset:
+def opened_data(peers: SingleProcess, run: RunConfig, on_event: Callable[[Phase], None]) -> Dataset:
     """Open the data of a run in each of its processes, one after the other; tokenize texts first.
 
     Raises:
@@ -68,7 +68,7 @@ def opened_data(peers: Alone, run: RunConfig, on_event: Callable[[Phase], None])
             how_far = f", {format_bytes(done)} of {format_bytes(total)}" if total >= LARGE_BYTES else ""
             on_event(Phase(name=f"tokenizing {Path(run.data.path).name}{how_far}", of="reading data"))
 
-    dataset: Dataset = peers.in_turns(lambda: open_data(run, on_progress))
+    dataset: Dataset = peers.run_sequentially(lambda: open_data(run, on_progress))
     if isinstance(dataset, TokenWindows | MixedWindows):
         dataset.batch(0, "train")
     return dataset

@@ -18,15 +18,8 @@ from meshwright.compiler import cache_lock, cache_root, writing_cache
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_bytes, read_text, reason
 from meshwright.json_records import read_record
-from meshwright.measure._reconciliation import (
-    STEP_SECONDS,
-    History,
-    Measurement,
-    PastRow,
-    Reconciliation,
-    past_rows,
-)
-from meshwright.measure._reconciliation import reconcile as compared
+from meshwright.measure import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
+from meshwright.measure import reconcile as compared
 from meshwright.results import Phase, Run, ignore
 
 from ._weigh import weigh

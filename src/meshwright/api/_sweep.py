@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.compiler import warm_workers
 from meshwright.config import RunConfig, trainable
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.measure._reconciliation import Measurement
+from meshwright.measure import Measurement
 from meshwright.programs import run_named
 from meshwright.report import write_sweep
 from meshwright.results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore

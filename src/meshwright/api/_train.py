@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
 from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
 from meshwright.extras import check_installed
-from meshwright.measure import doubt_calibration, measured_runs_for
-from meshwright.measure._reconciliation import Measurement, Reconciliation, first_steps
-from meshwright.measure._reconciliation import reconcile as compared
+from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
+from meshwright.measure import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
 from meshwright.registry import registered
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
@@ -34,7 +33,7 @@ from ._run_log import FolderLog
 if TYPE_CHECKING:
     from meshwright.config import Layout
     from meshwright.hardware import Fleet
-    from meshwright.trainer.launch import Alone, Facts
+    from meshwright.trainer.launch import Facts, SingleProcess
     from meshwright.trainer.loop import Event, FirstParameters, RunFolder, RunRequest, StepFlops
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
@@ -121,10 +120,10 @@ def train(
     call |= {"resume": resume, "discard_steps": session.discard_steps}
     peers = processes_of_this_run()
     (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
-    path = Path(peers.from_first("run folder", lambda: str(folder or folder_for(run))))
+    path = Path(peers.broadcast("run folder", lambda: str(folder or folder_for(run))))
     with closing(RunFolder(path, resume=resume, discard_steps=session.discard_steps, peers=peers)) as held:
         on_event = log = FolderLog(held, on_event)
-        held.look(run)
+        held.validate_resume(run)
         # jax is loaded only from here on: a folder is refused at once.
         from meshwright.trainer.loop import check_resumed_state, devices_of
 
@@ -135,7 +134,7 @@ def train(
         _say_of_data(notes, on_event)
         if resume:
             check_resumed_state(path, run, mesh, devices)
-        held.make()
+        held.create()
         log.begin()
         num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
         weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
@@ -273,7 +272,7 @@ def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> Non
         on_event(Noticed(step=0, kind="data", message=words, hint=""))
 
 
-def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:
+def _times_kernels(peers: SingleProcess, run: RunConfig, fleet: Fleet) -> bool:
     """Return whether a run is to time its kernels and to write `autotune_results`, which does not exist yet.
 
     The first process decides for all: one that is late would find the file that the first has written.
@@ -281,12 +280,12 @@ def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:
     path = run.autotune_results
     if fleet.chip.platform != "cuda" or path is None:
         return False
-    is_first_run: bool = peers.from_first("times kernels", lambda: not Path(path).exists())
+    is_first_run: bool = peers.broadcast("times kernels", lambda: not Path(path).exists())
     return is_first_run
 
 
 def _weighing_of(
-    peers: Alone,
+    peers: SingleProcess,
     run: RunConfig,
     fleet: Fleet,
     mesh: Layout,
@@ -304,7 +303,9 @@ def _weighing_of(
     if times_kernels:
         run = run.model_copy(update={"autotune_results": None})
     with loading_plots() if peers.is_first else nullcontext():
-        return peers.in_turns(lambda: weigh_run(run, fleet, mesh, num_steps=num_steps, on_event=on_event))
+        return peers.run_sequentially(
+            lambda: weigh_run(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
+        )
 
 
 def _measured(request: RunRequest) -> Measurement:
@@ -367,7 +368,7 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) ->
 class _LivePage:
     """Draw the page of a run that is under way: first after a few seconds of steps, then at intervals."""
 
-    def __init__(self, held: RunFolder, peers: Alone) -> None:
+    def __init__(self, held: RunFolder, peers: SingleProcess) -> None:
         self._held, self._peers = held, peers
         self._due: float | None = None
 

@@ -5,6 +5,14 @@ jax, no numpy and no config.
 """
 
 import sys
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_imports import names_on_first_use
+
+if TYPE_CHECKING:
+    from ._app import app_for as app_for
+
+__getattr__, __dir__ = names_on_first_use(__name__)
 
 
 def main() -> None:

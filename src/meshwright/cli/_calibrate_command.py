@@ -65,7 +65,8 @@ def calibrate(
         return
     if on is not None:
         say_readings(config, on, layout)
-    from meshwright.api._calibrate import MeasuredStep, measured_steps_in
+    from meshwright.api import measured_steps_in
+    from meshwright.api._calibrate import MeasuredStep
     from meshwright.api._calibrate import calibrate as run_calibrate
 
     if runs is not None:
@@ -93,7 +94,7 @@ def calibrate(
 
 
 def _forget(config: str | None, on: str | None, as_json: bool) -> None:
-    from meshwright.api._calibrate import forget
+    from meshwright.api import forget
 
     if config is not None or on is None:
         raise InputError(
@@ -133,7 +134,7 @@ def reconcile(
         raise InputError(
             "--html draws the history", hint="add --history; a run's own page is its report.html"
         )
-    from meshwright.api._reconcile import history_path, reconciled
+    from meshwright.api import history_path, reconciled
 
     found = {}
     for folder in runs:
@@ -151,7 +152,7 @@ def reconcile(
 
 
 def _history(html: Path | None, as_json: bool) -> None:
-    from meshwright.api._reconcile import history
+    from meshwright.api import history
     from meshwright.report import page_of, renderable
     from meshwright.results import write_result
 

@@ -164,7 +164,7 @@ def train(
 
 def _run_to_resume(config: str | None) -> tuple[str | None, Path | None]:
     """Return the configuration and the folder, where the folder of a run may be named as the former."""
-    from meshwright.api._train import named_run
+    from meshwright.api import named_run
 
     named, folder = named_run(config, None, True)
     return named if isinstance(named, str) else None, folder

@@ -35,8 +35,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._kernel_calls import KernelFlops as KernelFlops
     from ._kernel_calls import register_kernel as register_kernel
     from ._kernel_calls import registered_rule as registered_rule
+    from ._options import OPTIONS as OPTIONS
     from ._options import AcceptedOptions as AcceptedOptions
     from ._options import Autotuning as Autotuning
+    from ._options import CompilerOption as CompilerOption
     from ._options import OptionValue as OptionValue
     from ._options import accepted_options as accepted_options
     from ._options import check_refused_results as check_refused_results
@@ -67,6 +69,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import digest_of_sources as digest_of_sources
     from ._record import installed_versions as installed_versions
     from ._record import read_text as read_text
+    from ._refusal import Refusal as Refusal
+    from ._refusal import RefusedForMemory as RefusedForMemory
+    from ._refusal import figures_of as figures_of
     from ._scripts import Candidate as Candidate
     from ._scripts import ScriptAnswer as ScriptAnswer
     from ._scripts import ScriptRequest as ScriptRequest

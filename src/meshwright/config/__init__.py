@@ -11,7 +11,11 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._expert_rows import TILE_ROWS as TILE_ROWS
     from ._expert_rows import sent_rows as sent_rows
+    from ._families import FAMILIES as FAMILIES
+    from ._families import Family as Family
+    from ._families import weight_parameters as weight_parameters
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
+    from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES
@@ -36,7 +40,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import Overrides as Overrides
     from ._load import config_schema as config_schema
     from ._load import keys_named as keys_named
+    from ._load import known_keys as known_keys
     from ._load import load_config as load_config
+    from ._load import names_elsewhere as names_elsewhere
     from ._load import overridden as overridden
     from ._load import override_pairs as override_pairs
     from ._load import preset_about as preset_about
@@ -44,6 +50,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import text_reading as text_reading
     from ._load import trainable as trainable
     from ._load import value_meant as value_meant
+    from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import TARGETS as TARGETS
     from ._lora import LoraConfig as LoraConfig
@@ -53,18 +60,13 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._models import LeNetModel as LeNetModel
     from ._models import LinearModel as LinearModel
     from ._models import ResNetModel as ResNetModel
-    from ._optimizers import AdafactorOptimizer as AdafactorOptimizer
-    from ._optimizers import AdaGradOptimizer as AdaGradOptimizer
-    from ._optimizers import AdamOptimizer as AdamOptimizer
     from ._optimizers import AdamWOptimizer as AdamWOptimizer
     from ._optimizers import ConstantSchedule as ConstantSchedule
     from ._optimizers import CosineSchedule as CosineSchedule
     from ._optimizers import InverseRootSchedule as InverseRootSchedule
     from ._optimizers import LinearSchedule as LinearSchedule
-    from ._optimizers import LionOptimizer as LionOptimizer
-    from ._optimizers import MuonOptimizer as MuonOptimizer
-    from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
-    from ._optimizers import SGDOptimizer as SGDOptimizer
+    from ._optimizers import Moment as Moment
+    from ._optimizers import OptimizerSection as OptimizerSection
     from ._optimizers import StableSchedule as StableSchedule
     from ._optimizers import schedule_problems as schedule_problems
     from ._published import published_config as published_config
@@ -74,8 +76,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._reference import key_docs as key_docs
     from ._reference import reference_page as reference_page
     from ._remat import NAMED_REMAT as NAMED_REMAT
+    from ._remat import POLICIES as POLICIES
     from ._remat import RESULTS as RESULTS
     from ._remat import SAVE as SAVE
+    from ._remat import SEARCHED_REMAT as SEARCHED_REMAT
     from ._remat import in_order as in_order
     from ._remat import results_of as results_of
     from ._remat import saved_results as saved_results

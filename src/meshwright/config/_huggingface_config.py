@@ -1,6 +1,6 @@
 """Read the `config.json` of a Hugging Face model as the configuration of a run.
 
-`_families` has a table for each `model_type`, and `_rotary_keys` reads rotary positions. A key that no one
+families.toml has a table for each `model_type`, and `_rotary_keys` reads rotary positions. A key that no one
 understands is refused by name: it may change the model.
 
 What the file does not say is the same for all: 4,194,304 tokens in a step, the batch with which Llama 3 405B
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError, nearest_name
 
-from ._families import ACTIVATIONS, ALWAYS_FALSE, ARCHITECTURES, BESIDE, FAMILIES, OF_TRAINING, Family
+from ._families import ACTIVATIONS, ALWAYS_FALSE, BESIDE, FAMILIES, OF_TRAINING, Family
 from ._rotary_keys import GLOBAL, LOCAL, not_understood, read_rotary, rotary_json, shortened
 from ._section import is_table
 from ._transformer import TransformerModel
@@ -46,7 +46,7 @@ def family_of(architectures: object) -> str | None:
     'qwen2'
     """
     named = _listed(architectures)
-    return next((family for family, architecture in ARCHITECTURES.items() if architecture in named), None)
+    return next((name for name, family in FAMILIES.items() if family.architecture in named), None)
 
 
 def _listed(architectures: Any) -> list[str]:
@@ -123,7 +123,11 @@ def reads_text_alone(tree: Tree) -> bool:
 
 def _given(tree: Tree, family: Family) -> dict[str, Any]:
     """Return the keys of a file with those that it leaves out, without null; a null switch is off."""
-    given = {**family.defaults, **tree}
+    named = dict(tree)
+    for other, key in family.synonyms.items():
+        if (value := named.pop(other, None)) is not None and named.get(key) is None:
+            named[key] = value
+    given = {**family.defaults, **named}
     switches = {key for key, value in family.defaults.items() if isinstance(value, bool)}
     given |= {key: False for key in switches if given[key] is None}
     return {key: value for key, value in given.items() if value is not None}
@@ -219,44 +223,38 @@ def huggingface_of_model(model: TransformerModel, longest: int) -> dict[str, Any
 
 def _config_json(model: TransformerModel, name: str, family: Family, longest: int) -> dict[str, Any]:
     """Return the file of a family with the sizes of a model, which that family need not be able to have."""
-    tree: dict[str, Any] = {"model_type": name, "architectures": [ARCHITECTURES[name]]}
+    tree: dict[str, Any] = {"model_type": name, "architectures": [family.architecture]}
     tree |= {theirs: getattr(model, ours) for ours, theirs in family.keys.items()}
     theirs_of = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    key = {"gpt2": "activation_function", "gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
-    tree[key.get(name, "hidden_act")] = theirs_of[model.activation]
-    if name in ("phi3", "glm", "glm4"):
+    tree[family.activation] = theirs_of[model.activation]
+    if family.unpadded:
         tree["pad_token_id"] = None  # their own is beyond a small vocabulary
-    if name in ("qwen3_moe", "mixtral", "olmoe"):
-        tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
     tree |= {key: values[0] for key, values in family.only.items() if values}
-    tree |= _routing_json(model, name, family)
+    tree |= _routing_json(model, family)
     if model.window is not None:
         kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
         layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
         tree |= {"sliding_window": model.window}
-        tree |= {"layer_types": layers} if name in ALTERNATING else {}
-        tree |= {"use_sliding_window": True} if name.startswith("qwen") else {}
-    elif name in WINDOWED:
+        tree |= {"layer_types": layers} if family.windows == BY_LAYER else {}
+        tree |= {"use_sliding_window": True} if "use_sliding_window" in family.defaults else {}
+    elif family.windows == ALL:
         tree["sliding_window"] = None
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, **rotary_json(model)}
     return tree
 
 
-def _routing_json(model: TransformerModel, name: str, family: Family) -> dict[str, Any]:
+def _routing_json(model: TransformerModel, family: Family) -> dict[str, Any]:
     """Return the keys of heads and routing that have no one-to-one counterpart in our configuration."""
     tree: dict[str, Any] = {}
-    if name.startswith("deepseek"):
+    if "latent_rank" in family.keys:
         turned = model.rotary_dim or 0
         tree |= {"qk_nope_head_dim": model.head_dim - turned, "num_key_value_heads": model.num_heads}
     if "dense_mlp_dim" in family.keys:
         tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
-        if model.router_groups is not None and name == "deepseek_v2":
-            tree["topk_method"] = "group_limited_greedy"
-        if model.router_groups is None and name != "deepseek_v2":
-            tree |= {"n_group": 1, "topk_group": 1}
-    if name == "glm4_moe":
-        tree["use_qk_norm"] = model.qk_norm == "head"
+        tree |= family.ungrouped if model.router_groups is None else family.grouped
+    for theirs, (ours, _, value_if_true) in family.switches.items():
+        tree[theirs] = getattr(model, ours) == value_if_true
     return tree
 
 
@@ -266,22 +264,17 @@ def _architecture(model: TransformerModel) -> dict[str, Any]:
 
 
 def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read the activation, of which Gemma's files have two; Gemma 1's "gelu" is the tanh form."""
-    family, keys = given["model_type"], ("hidden_act", "activation_function", "hidden_activation")
-    if family in ("gemma2", "gemma3_text"):
-        unread.discard("hidden_act")
-        keys = keys[2:]
-    elif family == "gemma":
-        unread.discard("hidden_activation")
-        unread.discard(keys[0])
-        act = given.get(keys[0], "gelu")
-        keys, given = keys[:1], {keys[0]: "gelu_pytorch_tanh" if act == "gelu" else act}
-    for key in keys:
-        if key in given:
-            unread.discard(key)
-            if given[key] not in ACTIVATIONS:
-                raise not_understood(where, {key: given[key]})
-            model["activation"] = ACTIVATIONS[given[key]]
+    """Read the activation, and the keys whose values are true or false."""
+    family = FAMILIES[given["model_type"]]
+    key = family.activation
+    unread -= {key, *family.ignored, *family.switches}
+    named = given.get(key, family.defaults[key])
+    known = {**ACTIVATIONS, **family.activations}
+    if named not in known:
+        raise not_understood(where, {key: named})
+    model["activation"] = known[named]
+    for theirs, (ours, *values) in family.switches.items():
+        model[ours] = values[bool(given[theirs])]
 
 
 def _kv_heads(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -294,8 +287,7 @@ def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> 
 
 
 MOST_LAYERS = 10_000  # whose kinds are listed
-WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")  # every layer alike
-ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text", "olmo3", "ministral")  # a kind for each layer
+ALL, BY_LAYER = "all", "by layer"  # which layers of a family may have a sliding window
 
 
 _OF_WINDOWS = {
@@ -306,17 +298,18 @@ _OF_WINDOWS = {
 
 def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read a sliding window, and which layers have it: all, none, or all but the last of each group."""
-    kinds, family, num_layers = given.get("layer_types"), given["model_type"], model["num_layers"]
+    windows = FAMILIES[given["model_type"]].windows
+    kinds, num_layers = given.get("layer_types"), model["num_layers"]
     if kinds is not None and (set(kinds) - {LOCAL, GLOBAL} or len(kinds) != num_layers):
         raise not_understood(where, {"num_hidden_layers": num_layers, "layer_types": kinds})
     if kinds is not None and LOCAL not in kinds:
         unread.discard("layer_types")
-    if family not in (*WINDOWED, *ALTERNATING):
+    if windows not in (ALL, BY_LAYER):
         return
     unread -= _OF_WINDOWS
     if num_layers > MOST_LAYERS:
         raise InputError(f"{where}: num_hidden_layers = {num_layers}", hint=f"use {MOST_LAYERS} at most")
-    if family in WINDOWED:
+    if windows == ALL:
         kinds = [LOCAL] * num_layers
     kinds = kinds or _kinds_of_layers(given, num_layers)
     if not (given.get("use_sliding_window", True) and given.get("sliding_window")) or LOCAL not in kinds:
@@ -343,8 +336,8 @@ def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
 
 
 def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read the sizes of DeepSeek's heads, and drop keys that have no effect with the given values."""
-    if not given["model_type"].startswith("deepseek"):
+    """Read the sizes of heads that have a latent, and drop keys that have no effect with the given values."""
+    if "latent_rank" not in FAMILIES[given["model_type"]].keys:
         return
     unread -= {"qk_nope_head_dim", "head_dim", "qk_head_dim", "num_key_value_heads"}
     for key in ("qk_nope_head_dim", "qk_rope_head_dim", "num_attention_heads"):
@@ -356,7 +349,7 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
 
 
 def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Drop keys of the router that have no effect with the given values; read GLM-4.5's head norms."""
+    """Drop keys of the router that have no effect with the given values."""
     groups = model.get("router_groups"), model.get("router_groups_chosen")
     if given.get("topk_method") == "greedy" or groups == (1, 1):
         model.pop("router_groups", None)
@@ -365,23 +358,17 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
         model.pop("dense_mlp_dim", None)
     elif "dense_mlp_dim" not in model:
         raise _lacks(given["model_type"], "intermediate_size", where)
-    if given["model_type"] == "glm4_moe":
-        unread.discard("use_qk_norm")
-        model["qk_norm"] = "head" if given["use_qk_norm"] else "none"
 
 
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read the number of experts; leave out the width of a dense MLP where every MLP has experts."""
-    per_token = FAMILIES[given["model_type"]].keys.get("experts_per_token")
-    if per_token is not None and "experts_per_token" not in model:
-        raise _lacks(given["model_type"], per_token, where)
-    if per_token is not None:
-        unread -= {"num_experts", "num_local_experts"}  # releases of transformers differ in the name
-        model.setdefault("num_experts", given.get("num_experts", given.get("num_local_experts")))
-        if model["num_experts"] is None:
-            raise _lacks(given["model_type"], "num_experts (or num_local_experts)", where)
-        if "moe_intermediate_size" in given:
-            unread.discard("intermediate_size")
+    """Check that a model of experts says how many; leave out the width of a dense MLP where none is dense."""
+    family = FAMILIES[given["model_type"]]
+    for ours in ("experts_per_token", "num_experts"):
+        if (theirs := family.keys.get(ours)) is not None and ours not in model:
+            others = [other for other, key in family.synonyms.items() if key == theirs]
+            raise _lacks(given["model_type"], " or ".join((theirs, *others)), where)
+    if "num_experts" in family.keys and "moe_intermediate_size" in given:
+        unread.discard("intermediate_size")
 
 
 def cached_config(name: str) -> Path | None:

@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.files import parsed_toml, read_json, read_toml, reason
 
+from ._remat import POLICIES
 from ._run_config import RunConfig
 from ._section import PROBLEMS, Problem, Section, input_error, is_table
 from ._transformer import TransformerModel
@@ -419,10 +420,15 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
 def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
     """Return other programs' names for each key, and their names for its values."""
     tables = tomllib.loads((_HERE / "names_elsewhere.toml").read_text("utf-8"))
+    tables["values"]["remat"] |= {name: policy.elsewhere for name, policy in POLICIES.items()}
     keys = {key: names.split() for key, names in tables["keys"].items()}
     values = {
         key: {name: value for value, names in of_key.items() for name in names.split()}
         for key, of_key in tables["values"].items()
+    }
+    optimizers = variants("optimizer")[1].items()
+    values["optimizer.kind"] = {
+        name: kind for kind, record in optimizers for name in str(getattr(record, "elsewhere", "")).split()
     }
     return keys, values
 
@@ -521,6 +527,8 @@ def _choice_problem(path: str, value: Any, choices: list[str], shown: list[str])
     """Return the problem of an unknown value; the hint is its meaning elsewhere, or the nearest choice."""
     meant = value_meant(path, str(value))
     hint = nearest_name(str(value), choices) if meant is None else f"did you mean {meant!r}?"
+    if meant is not None and path == "optimizer.kind" and "8bit" in str(value):
+        hint = f'use {path} = {meant!r} with state.moments = "8bit"'
     return path, f"= {_show(value)}: expected one of {', '.join(shown)}", hint
 
 

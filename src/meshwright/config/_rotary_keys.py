@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ._families import PARTLY_TURNED
+from ._families import FAMILIES
 from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
@@ -69,6 +69,7 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     unread -= _KEYS
     if model["position"] != "rotary":
         return
+    family = FAMILIES[given["model_type"]]
     name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
     whole = _of_all_positions(name, dict(given.get(name) or {}), model, where)
     scaling = {key: value for key, value in whole.items() if value is not None}
@@ -77,8 +78,7 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     _read_share(given, scaling, model, where)
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
-    if given["model_type"] == "phi3" and kind in ("su", "yarn"):
-        kind = "longrope"  # its earlier names
+    kind = family.rope_types.get(kind, kind)
     if kind == "default" and not scaling:
         return
     shown = {name: {"rope_type": kind, **scaling}}
@@ -87,7 +87,7 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     stretched = _stretched(kind, scaling, given)
     if stretched is None:
         raise not_understood(where, shown)
-    if kind == "yarn" and given["model_type"].startswith("deepseek"):
+    if kind == "yarn" and family.rope_magnitude:
         model["rope_magnitude"] = float(scaling.get("mscale_all_dim", 0))
     model["rope_stretching"] = kind
     model |= {ours: stretched[theirs] for theirs, ours in STRETCHING[kind].items()}
@@ -110,12 +110,12 @@ def _of_all_positions(name: str, whole: Tree, model: dict[str, Any], where: str)
 
 def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], where: str) -> None:
     """Read the share of each head that positions turn: an even number, in the families that have one."""
-    key = "partial_rotary_factor"
-    beside = given.get(key) if given["model_type"] != "gpt_neox" else None  # which reads rotary_pct
+    key, family = "partial_rotary_factor", FAMILIES[given["model_type"]]
+    beside = None if "rotary_share" in family.keys else given.get(key)
     share = scaling.pop(key, model.get("rotary_share", beside))
     if share is None:
         return
-    if given["model_type"] not in PARTLY_TURNED and share != 1:
+    if not family.partly_turned and share != 1:
         raise not_understood(where, {key: share})
     width = model.get("head_dim") or model.get("embed_dim", 0) // (model.get("num_heads") or 1)
     turned = int(width * share)

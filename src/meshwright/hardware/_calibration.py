@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from meshwright.errors import InputError, nearest_name
 from meshwright.formats import FORMATS
 from meshwright.json_records import EXACT, read_record
-from meshwright.shown import Shown
+from meshwright.reportable import Reportable
 
 _HINT = "measure again: `meshwright probe`"
 COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
@@ -46,7 +46,7 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Calibration(Shown):
+class Calibration(Reportable):
     """Measured rates of a whole host's CPU, which simulated devices share, or of one accelerator.
 
     `matmul_flops_per_second`: the rate of a large product, by format name.

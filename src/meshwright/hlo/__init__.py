@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._annotations import PHASES as PHASES
     from ._annotations import Axes as Axes
     from ._annotations import Coordinates as Coordinates
     from ._annotations import Frame as Frame

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: the records are read where nothing is reckoned
+    from ._allowance import RESERVED as RESERVED
     from ._allowance import allowance as allowance
     from ._allowance import usable_bytes as usable_bytes
+    from ._findings import findings_of as findings_of
+    from ._flops import executed_flops as executed_flops
     from ._flops import executions_of as executions_of
     from ._flops import instruction_work as instruction_work
     from ._ledger import executions_in as executions_in
@@ -26,6 +29,7 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._ledger_records import Timeline as Timeline
     from ._library_calls import FOURIER as FOURIER
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
+    from ._traffic import EXCHANGES as EXCHANGES
     from ._traffic import Message as Message
     from ._traffic import crossing_bytes as crossing_bytes
     from ._traffic import domains_of as domains_of
@@ -37,9 +41,11 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._traffic import traffic_of as traffic_of
     from ._work_rules import CustomCall as CustomCall
     from ._work_rules import MultiplyAdds as MultiplyAdds
+    from ._work_rules import is_ragged_call as is_ragged_call
     from ._work_rules import left_dimensions as left_dimensions
     from ._work_rules import register_call as register_call
     from ._work_rules import registered_targets as registered_targets
     from ._work_rules import traced_kernel_of as traced_kernel_of
+    from ._work_rules import work_of as work_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -95,7 +95,7 @@ def _replicated_arguments(compiled: Compiled, small_bytes: float) -> Iterator[Fi
                 what=f"{argument.path} {list(argument.shape)} is held whole by every device, "
                 f"{format_bytes(argument.device_bytes)} each",
                 source_line="",
-                mend=f"split one of its dimensions over {' or '.join(splitting)}",
+                fix=f"split one of its dimensions over {' or '.join(splitting)}",
             )
 
 
@@ -136,7 +136,7 @@ def _replicated_activations(
             what=f"{buffers[0].shape}{more}, saved for the backward pass, is the same on every device along "
             f"{over}, {format_bytes(_bytes(buffers))} each",
             source_line=line or buffers[0].source_line,
-            mend=fix,
+            fix=fix,
         )
 
 
@@ -154,7 +154,7 @@ def _duplicated_work(flops: FlopLedger, axes: Mapping[str, int]) -> Iterator[Fin
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
-                mend=f"split its operands over the axis whose devices do the same{heads}, or drop the "
+                fix=f"split its operands over the axis whose devices do the same{heads}, or drop the "
                 f"padding{experts}",
             )
 
@@ -167,7 +167,7 @@ def _kept_on_the_device(arguments: tuple[Argument, ...], memory: MemoryLedger) -
             what=f"{format_bytes(meant)} of arguments should be in host memory, but the compiler keeps "
             f"{format_bytes(memory.host_bytes)} there",
             source_line="",
-            mend="move them inside the step with jax.device_put to a host memory space",
+            fix="move them inside the step with jax.device_put to a host memory space",
         )
 
 
@@ -188,7 +188,7 @@ def _undone_gathers(program: Program, messages: _Messages, least_bytes: float) -
                 what=f"an all-gather over {_axes(message)} in {module_of(instruction.op_name) or 'the step'} "
                 f"sends {format_rate(sent, 'B')}, and its result is cut up again",
                 source_line=program.source_line(instruction),
-                mend="pin the value before the gather and the one after it to the same sharding",
+                fix="pin the value before the gather and the one after it to the same sharding",
             )
 
 
@@ -208,7 +208,7 @@ def _reduced_each_microbatch(program: Program, messages: _Messages, least_bytes:
                 kind="reduction inside the accumulation loop",
                 what=f"an {kind} over {axes} in every microbatch sends {format_rate(sent, 'B')} a step",
                 source_line=line,
-                mend="fewer, larger microbatches: batch.microbatch_sequences; or fsdp in the place of data",
+                fix="fewer, larger microbatches: batch.microbatch_sequences; or fsdp in the place of data",
             )
 
 
@@ -230,7 +230,7 @@ def _float32_matmuls(executions: Executions, num_devices: int, flops: FlopLedger
                 what=f"{module or 'outside any scope'}: {format_rate(wide, 'FLOP')} run in float32, "
                 f"{100 * wide / flops.executed:.1f} % of the step",
                 source_line=line,
-                mend="cast both operands to the narrower format; keep float32 only for the sums",
+                fix="cast both operands to the narrower format; keep float32 only for the sums",
             )
 
 
@@ -251,7 +251,7 @@ def _axes_that_leave_the_host(
                 what=f"{name}={size} fits in a domain of {fleet.chips_per_domain} devices, and sends "
                 f"{format_rate(between, 'B')} a step between domains",
                 source_line="",
-                mend="take another order of the axes where the prediction, which walks them all, names one",
+                fix="take another order of the axes where the prediction, which walks them all, names one",
             )
 
 
@@ -277,7 +277,7 @@ def _groups_over_domains(
             what=f"{domain} devices of a {fleet.domain} are no whole groups of {name}={size}: some lie in "
             f"two {fleet.domain}s, and a device sends {format_rate(sent, 'B')} a step over {name}",
             source_line="",
-            mend=mend,
+            fix=mend,
         )
 
 
@@ -304,7 +304,7 @@ def _axes_between_slices(mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collectiv
             what=f"each group of {name}={size} lies in {rest} slices, {inside} of it in each, and a device "
             f"sends {format_rate(sent, 'B')} a step between them",
             source_line="",
-            mend=f"an axis over the batch of {rest}{within}, if that fits: then only gradients cross, once a "
+            fix=f"an axis over the batch of {rest}{within}, if that fits: then only gradients cross, once a "
             "step",
         )
 

@@ -15,7 +15,7 @@ from ._findings import findings_of
 from ._flops import executed_flops, executions_of, flop_ledger
 from ._ledger_records import Ledger
 from ._memory_ledger import memory_of
-from ._traffic import traffic_of
+from ._traffic import RAGGED, traffic_of
 from ._work_rules import mark_kernels
 
 
@@ -71,8 +71,15 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
             *load_in_words(compiled.routing),
             *compiled.traced_flops.assumptions,
             *_counted(executed.assumptions),
+            *((EQUAL_PARTS,) if any(each.kind == RAGGED for each in traffic) else ()),
         ),
     )
+
+
+EQUAL_PARTS = (
+    f"{RAGGED}: each device is taken to send equal parts of its operand to all of its group; one with more "
+    "takes longer"
+)
 
 
 def _counted(entries: Counter[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 from meshwright.json_records import read_record
 
-SCHEMA = 7
+SCHEMA = 8
 """The schema of a ledger as JSON (docs/reference/json.md).
 
 2: memory by owner at the peak, timeline; FLOPs by module; links; findings. 4: elementwise classes, torus
@@ -201,9 +201,9 @@ class Collective:
     "core" between the two cores of a chip); empty where the devices' coordinates are unknown, and on other
     chips. A group along several dimensions may use them at once, so bytes are not divided among them. Where
     `link` is "between", the network between slices carries it too.
-    `payload_bytes`: the result's bytes.
+    `payload_bytes`: the result's bytes; of ragged-all-to-all the operand's.
     `wire_bytes`: what one device sends: (N-1)/N of the full array for all-gather and reduce-scatter,
-    2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of it for collective-permute.
+    2(N-1)/N for all-reduce, (N-1)/N for all-to-all (ragged too), all of it for collective-permute.
     `crossing_bytes`: of these, what leaves the fast domain, as an average over its devices (`crossing_bytes`
     in `_traffic` has the rules).
     `overlapped_count`: how many of `count` may run at the same time as computation.
@@ -230,7 +230,7 @@ class Finding:
     kind: str
     what: str  # with the values
     source_line: str  # "model.py:25", or "" where it has none
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._kept_calibration import calibration_for as calibration_for
     from ._kept_calibration import calibration_of_chip as calibration_of_chip
     from ._kept_calibration import calibration_of_this_machine as calibration_of_this_machine
+    from ._kept_calibration import calibration_path as calibration_path
     from ._kept_calibration import cautions as cautions
     from ._kept_calibration import describe_host as describe_host
     from ._kept_calibration import doubt_calibration as doubt_calibration
@@ -37,6 +38,19 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._leaks import leak_error as leak_error
     from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
     from ._leaks import refuse_leaked as refuse_leaked
+    from ._reconciliation import STEP_SECONDS as STEP_SECONDS
+    from ._reconciliation import Calibrated as Calibrated
+    from ._reconciliation import CalibratedClass as CalibratedClass
+    from ._reconciliation import CalibratedStep as CalibratedStep
+    from ._reconciliation import History as History
+    from ._reconciliation import Measurement as Measurement
+    from ._reconciliation import PastRow as PastRow
+    from ._reconciliation import Percentiles as Percentiles
+    from ._reconciliation import Reconciliation as Reconciliation
+    from ._reconciliation import Row as Row
+    from ._reconciliation import first_steps as first_steps
+    from ._reconciliation import past_rows as past_rows
+    from ._reconciliation import reconcile as reconcile
     from ._timing import WARM_UP_STEPS as WARM_UP_STEPS
     from ._timing import MatmulMFU as MatmulMFU
     from ._timing import StepClock as StepClock
@@ -45,7 +59,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._timing import matmul_mfu as matmul_mfu
     from ._trace_files import is_xplane as is_xplane
     from ._trace_files import xplane_events as xplane_events
+    from ._traces import MESSAGES as MESSAGES
     from ._traces import TracedStep as TracedStep
+    from ._traces import TraceEvent as TraceEvent
     from ._traces import kineto_step as kineto_step
     from ._traces import traced_step as traced_step
 

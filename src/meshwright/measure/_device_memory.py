@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from meshwright.errors import InputError
-from meshwright.shown import OneLine
+from meshwright.reportable import OneLine
 from meshwright.units import aligned, format_bytes
 
 from ._array_storages import buffers_of, format_name

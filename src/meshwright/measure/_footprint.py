@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.shown import OneLine
+from meshwright.reportable import OneLine
 from meshwright.units import aligned, format_bytes
 
 from ._array_storages import ArrayFootprint, Storage, array_footprint

@@ -80,7 +80,7 @@ def calibration_of_this_machine() -> hardware.Calibration:
     Raises:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
-    path = path_of("CPU")
+    path = calibration_path("CPU")
     before = _kept(path)
     if before is not None and not _is_outdated(path, before):
         return before
@@ -113,7 +113,7 @@ def doubt_calibration(chip: str, reason: str) -> None:
     disagrees with the new rates too, the prediction is wrong. For an accelerator, `cautions` reports the
     doubt until `probe` measures again.
     """
-    path = path_of(chip)
+    path = calibration_path(chip)
     kept = _kept(path)
     if kept is None or (kept.measured_again and _age_days(kept) <= OLD_DAYS):
         return
@@ -133,7 +133,7 @@ def cautions(calibration: hardware.Calibration) -> tuple[str, ...]:
         doubts.append(
             f"others kept {100 * calibration.load:.0f} % of the cores busy while they were measured"
         )
-    if doubt := _doubt_of(path_of(calibration.chip)):
+    if doubt := _doubt_of(calibration_path(calibration.chip)):
         doubts.append(f"{doubt}: `meshwright probe` measures again")
     return tuple(doubts)
 
@@ -147,9 +147,9 @@ def probe() -> hardware.Calibration:
     Raises:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
-    with cache_lock(path_of("CPU")), working_folder("meshwright-probe-") as folder:
+    with cache_lock(calibration_path("CPU")), working_folder("meshwright-probe-") as folder:
         calibration = _run_probe(folder / "calibration.json", detailed=True)
-    path = path_of(calibration.chip)
+    path = calibration_path(calibration.chip)
     write_cached(path, calibration.to_json())
     _doubt_file(path).unlink(missing_ok=True)
     return calibration
@@ -197,7 +197,7 @@ def _age_days(calibration: hardware.Calibration) -> int:
     return (datetime.now(UTC).date() - measured).days
 
 
-def path_of(chip: str) -> Path:
+def calibration_path(chip: str) -> Path:
     """Return the file of a chip's rates; a CPU's is named by a digest of its host, jaxlib and the probe."""
     if chip != "CPU":
         return cache_root() / f"calibration-{chip}.json"
@@ -304,7 +304,7 @@ def forget_measured_runs(fleet: Fleet) -> int | None:
 
 def measured_runs_path(fleet: Fleet) -> Path:
     """Return the file of the runs measured on a fleet's chip; a CPU's is named by a digest of its host."""
-    kept = path_of(fleet.chip.name)
+    kept = calibration_path(fleet.chip.name)
     return kept.with_name(kept.name.replace("calibration-", "factors-", 1))
 
 

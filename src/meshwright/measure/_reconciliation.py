@@ -18,7 +18,7 @@ from meshwright.hardware import Fleet
 from meshwright.json_records import EXACT, read_record
 from meshwright.ledger import Ledger
 from meshwright.predict import Interval, Prediction
-from meshwright.shown import Shown
+from meshwright.reportable import Reportable
 from meshwright.units import format_bytes
 
 SCHEMA = 1
@@ -72,7 +72,7 @@ def _check_in_range(quantity: str, *values: float | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Reconciliation(Shown):
+class Reconciliation(Reportable):
     """All rows of the comparison. `not_compared`: the reason for each quantity without a row.
 
     `same_program`: True if the program that ran has the fingerprint of the program that was weighed; None on
@@ -363,7 +363,7 @@ class CalibratedClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Calibrated(Shown):
+class Calibrated(Reportable):
     """The result of `calibrate`: the factors of a chip, which predictions use from now on.
 
     `file`: where the measured steps are kept. `num_runs`: how many the factors are fitted to. `set_aside`:
@@ -417,7 +417,7 @@ class PastRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class History(Shown):
+class History(Reportable):
     """The history of errors, oldest first. `file`: where it is kept."""
 
     file: str

@@ -23,8 +23,8 @@ import numpy as np
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import chip_of_device_kind
+from meshwright.reportable import OneLine
 from meshwright.sharding import Surroundings, sharding_error
-from meshwright.shown import OneLine
 from meshwright.units import aligned, format_rate, format_seconds
 
 from ._array_storages import is_fake

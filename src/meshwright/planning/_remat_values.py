@@ -8,44 +8,18 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import NAMED_REMAT, RESULTS, SAVE, block_policies, in_order, saved_results
+from meshwright.config import NAMED_REMAT, POLICIES, RESULTS, SAVE, block_policies, in_order, saved_results
 
 NUM_NAMED = len(NAMED_REMAT)
 _NAMES = tuple(RESULTS)
 Places = NDArray[np.int64]
-NONE, DOTS, DOTS_ATTENTION, FULL, ALTERNATE_DOTS = range(5)
-"""Places in `NAMED_REMAT` of the rematerialisation policies that hold for single blocks."""
 BLOCKS_UNDER = np.array(
     [
-        [blocks.count(name) / max(len(blocks), 1) for name in NAMED_REMAT[: ALTERNATE_DOTS + 1]]
+        [blocks.count(name) / max(len(blocks), 1) for name in POLICIES]
         for blocks in (*map(block_policies, NAMED_REMAT), ())
     ]
 )
 """Share of the blocks under each of these, by the run's policy; none where it is a list, which comes last."""
-# Bytes that a block keeps for each token until its backward pass, by policy: multiples of the width, of the
-# MLP's hidden width and of the heads' width, with that of keys and values last. `none` keeps what XLA
-# does not fuse away.
-KEPT_BYTES = {
-    NONE: (24.0, 14.0, 10.0, 10.0),
-    DOTS: (4.0, 4.0, 2.0, 2.0),
-    DOTS_ATTENTION: (4.0, 4.0, 4.0, 2.0),
-    FULL: (0.0, 0.0, 0.0, 0.0),
-    ALTERNATE_DOTS: (2.0, 2.0, 4.0, 1.0),
-}
-# The same of each result that a list names; of those that are left out a block keeps next to nothing.
-LISTED_BYTES = {
-    "query": (0.0, 0.0, 2.0, 0.0),
-    "key": (0.0, 0.0, 0.0, 1.0),
-    "value": (0.0, 0.0, 0.0, 1.0),
-    "context": (0.0, 0.0, 2.0, 0.0),
-    "out": (2.0, 0.0, 0.0, 0.0),
-    "residual": (2.0, 0.0, 0.0, 0.0),
-    "mlp_gate": (0.0, 2.0, 0.0, 0.0),
-    "mlp_up": (0.0, 2.0, 0.0, 0.0),
-    "mlp_hidden": (0.0, 2.0, 0.0, 0.0),
-    "expert_gate": (0.0, 2.0, 0.0, 0.0),
-    "expert_up": (0.0, 2.0, 0.0, 0.0),
-}
 
 
 class RematValues(Sequence[str]):
@@ -109,8 +83,15 @@ def keeps(places: Places, *results: str) -> NDArray[np.bool_]:
 def kept_of(places: Places) -> list[tuple[NDArray[np.float64], tuple[float, ...]]]:
     """Return shares of the blocks of each candidate, and the bytes of each token that those keep."""
     under = BLOCKS_UNDER[kinds(places)]
-    found = [(under[:, policy], each) for policy, each in KEPT_BYTES.items()]
-    return found + [(keeps(places, name).astype(float), each) for name, each in LISTED_BYTES.items()]
+    found = [(under[:, place], each.kept_bytes) for place, each in enumerate(POLICIES.values())]
+    listed = {name: each.kept_bytes for name, each in RESULTS.items() if any(each.kept_bytes)}
+    return found + [(keeps(places, name).astype(float), each) for name, each in listed.items()]
+
+
+def share_repeating(places: Places, work: str) -> NDArray[np.float64]:
+    """Return the share of the blocks whose named policy repeats some forward work; 0 for lists."""
+    repeating = [place for place, each in enumerate(POLICIES.values()) if work in each.repeats]
+    return BLOCKS_UNDER[kinds(places)][:, repeating].sum(1)
 
 
 def unlisted_products(

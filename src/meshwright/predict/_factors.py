@@ -52,6 +52,10 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
 
+PRICED_AS_OTHERS = ("collective-permute", "ragged-all-to-all")
+"""Collectives that no table has."""
+
+
 def class_of(slice_name: str) -> str:
     """Return the class of work of a slice of a prediction: collectives by kind, without their axes.
 
@@ -78,7 +82,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class Prior:
     """The assumption about factors before anything is measured.
 
     `widths`: by class; what is a class's own in its factor lies nine times of ten between 1 / width and
@@ -100,7 +104,7 @@ class Before:
         Raises:
             InputError: no class has this name.
         """
-        kind = "collective" if name in (*COLLECTIVE_KINDS, "collective-permute") else name
+        kind = "collective" if name in (*COLLECTIVE_KINDS, *PRICED_AS_OTHERS) else name
         if kind not in self.widths:
             raise InputError(f"no class of work is called {name!r}", hint=nearest_name(name, self.widths))
         return self.widths[kind]
@@ -135,7 +139,7 @@ class Factors:
     by_class: Mapping[str, Factor] = field(default_factory=dict[str, Factor])
     shared: float = 1.0
     covariance: tuple[tuple[float, ...], ...] = ()
-    before: Before | None = None  # None without any run
+    before: Prior | None = None  # None without any run
     set_aside: int = 0
     scale: float = 1.0
 
@@ -205,7 +209,7 @@ class Factors:
 NO_FACTORS = Factors()
 
 
-def fit_factors(runs: MeasuredRuns | None, rates: str, before: Before) -> Factors:
+def fit_factors(runs: MeasuredRuns | None, rates: str, before: Prior) -> Factors:
     """Return the factors of all runs that were predicted with the present rates.
 
     Args:
@@ -279,7 +283,7 @@ class _Fit:
 
 
 def _most_probable(
-    runs: tuple[MeasuredRun, ...], place: Mapping[str, int], assumed: Before, scale: float, odds: float
+    runs: tuple[MeasuredRun, ...], place: Mapping[str, int], assumed: Prior, scale: float, odds: float
 ) -> _Fit:
     """Return the most probable logarithms of the factors.
 
@@ -374,9 +378,7 @@ def _misfit(
     return np.array(residuals), np.array(slopes)
 
 
-def before_measuring(
-    table: Mapping[str, Any], *, products: float | None, is_cpu: bool, usual: bool
-) -> Before:
+def before_measuring(table: Mapping[str, Any], *, products: float | None, is_cpu: bool, usual: bool) -> Prior:
     """Return what is assumed of factors before anything is measured.
 
     Args:
@@ -392,7 +394,7 @@ def before_measuring(
     if is_cpu:
         widths = {name: max(width, on_cpu) for name, width in widths.items()}
     widths["matmul"] = without_source if products is None else products
-    return Before(widths=widths, between_programs=table["between_programs"], **shared)
+    return Prior(widths=widths, between_programs=table["between_programs"], **shared)
 
 
 def digest_of(chip: Chip, calibration: Calibration | None, *tables: Mapping[str, Any]) -> str:

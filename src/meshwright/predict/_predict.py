@@ -31,7 +31,7 @@ from meshwright.units import format_bytes, format_seconds
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
 from ._kernel_prices import Order, head_size_of
-from ._prediction_records import Help, Interval, Prediction, Slice
+from ._prediction_records import Interval, Prediction, Slice, Speedup
 from ._rate_files import provenance, runs
 from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
 from ._sources import words_of
@@ -55,6 +55,7 @@ def interval_of(
     peer_seconds: float | None = None,
     *,
     is_eager: bool = False,
+    is_of_others: bool = False,
     no_lower_end: str = "",
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
@@ -69,10 +70,11 @@ def interval_of(
         peer_seconds: the step with peer-to-peer transfers, where collectives pass the host's memory. It
             lowers the lower end.
         is_eager: whether PyTorch launched the kernels one by one.
+        is_of_others: whether the program is no transformer of ours, whose like the runs on TPUs trained.
         no_lower_end: why the step may take any less; "" if its lower end holds.
     """
     formats = _unpublished_formats(machine, walked)
-    names = _widths(machine, walked, calibration)
+    names = _widths(machine, walked, calibration, is_of_others=is_of_others)
     if is_eager:
         names = (*names, EAGER)
     applied = [widths()[name] for name in names]
@@ -169,9 +171,13 @@ def _width_words(machine: Machine, applied: Iterable[Width]) -> Iterable[str]:
     yield f"width: what the measured steps leave open of these factors, and {noise:.1f} % between programs"
 
 
-def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[str, ...]:
+def _widths(
+    machine: Machine, walked: Walked, calibration: Calibration | None, *, is_of_others: bool
+) -> tuple[str, ...]:
     """Return the names of the widths in `runs.toml` that apply; none for the basis "roofline"."""
     basis = width_name(machine, calibration)
+    if machine.is_tpu and is_of_others:
+        basis = f"{basis}-program"
     if basis is None or basis == "calibration":
         return () if basis is None else (basis,)
     if not any(name.startswith(FP8) for name in walked.flops):
@@ -305,6 +311,7 @@ def predict(
         calibration=calibration,
         cautions=(*cautions, *_wide_heads(machine, executions), *_several_slices(fleet)),
         peer_seconds=peer_seconds,
+        is_of_others=compiled.sequence_length is None,  # a configuration of sequences has a length
     )
     helps = what_helps(
         machine, executions, compiled, fleet, ledger.memory, walked, walks.prices, walks.schedule
@@ -344,6 +351,7 @@ def prediction_of(
     cautions: Iterable[str] = (),
     peer_seconds: float | None = None,
     is_eager: bool = False,
+    is_of_others: bool = False,
     no_lower_end: str = "",
 ) -> Prediction:
     """Return the prediction of a walked step, without what would help.
@@ -352,6 +360,7 @@ def prediction_of(
         ledger: the FLOPs of the fleet, and what is unpriced beside what the walk found.
         calibration, cautions, peer_seconds: as for `interval_of`.
         is_eager: kernels were launched one by one by PyTorch, whose interval is that of such steps.
+        is_of_others: as for `interval_of`.
         no_lower_end: as for `interval_of`.
     """
     seconds = walked.seconds
@@ -375,6 +384,7 @@ def prediction_of(
         cautions,
         peer_seconds,
         is_eager=is_eager,
+        is_of_others=is_of_others,
         no_lower_end=no_lower_end,
     )
     return Prediction(
@@ -552,7 +562,7 @@ def what_helps(
     walked: Walked,
     prices: Prices,
     schedule: Schedule | None = None,
-) -> tuple[Help, ...]:
+) -> tuple[Speedup, ...]:
     """Return the changes, then the bounds, the largest saving of each first.
 
     Args:
@@ -574,30 +584,30 @@ def what_helps(
     return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))
 
 
-def _hidden(again: _Again) -> Iterator[Help]:
+def _hidden(again: _Again) -> Iterator[Speedup]:
     walked = again.walked
     exposed = {axes for name, axes in walked.transfers.items() if walked.exposed.get(name)}
     for axes in sorted(exposed):
-        yield Help(
+        yield Speedup(
             what=f"no waiting for collectives over {axes}",
             saving_seconds=again.saving(Variation(hidden=axes)),
             certainty="bound: all of them hidden behind computation, or gone",
         )
 
 
-def _sent_once(again: _Again) -> Iterator[Help]:
+def _sent_once(again: _Again) -> Iterator[Speedup]:
     """Yield the bound of sending a token once to each domain and device, where experts lie in several."""
     transfers = again.walked.transfers
     if again.walks.schedule.routing is None or not any(name.startswith("all-to-all[") for name in transfers):
         return
-    yield Help(
+    yield Speedup(
         what="tokens sent once to each host and device that has any of their experts",
         saving_seconds=again.saving(Variation(sends_once=True)),
         certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step does not",
     )
 
 
-def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
+def _order(again: _Again, fleet: Fleet) -> Iterator[Speedup]:
     """Yield the fastest order of the layout's axes, if it is not the present one."""
     axes = [(name, size) for name, size in again.walks.schedule.mesh_axes if size > 1]
     if fleet.num_domains == 1 or fleet.domain == "slice":
@@ -614,7 +624,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     if best is None:
         return
     layout = ",".join(f"{axes[place][0]}={axes[place][1]}" for place in best)
-    yield Help(
+    yield Speedup(
         what=f"the order of the axes {layout}",
         saving_seconds=least,
         change=f"--layout {layout}",
@@ -623,7 +633,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
     )
 
 
-def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
+def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Speedup]:
     """Yield the bound without recomputation."""
     schedule = again.walks.schedule
 
@@ -636,27 +646,27 @@ def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     else:
         free = memory.usable_bytes - memory.reserved_bytes - memory.allowance_bytes
         room = f"{format_bytes(free)} are free" if free > 0 else "no memory is free"
-    yield Help(
+    yield Speedup(
         what="nothing computed again in the backward pass",
         saving_seconds=again.saving(Variation(skips=skips)),
         certainty=f"bound: writing and reading the values kept instead is not counted; {room}",
     )
 
 
-def _narrowed(again: _Again) -> Iterator[Help]:
+def _narrowed(again: _Again) -> Iterator[Speedup]:
     if "bf16" not in again.walks.machine.peak_flops_per_second:
         return
     narrow, wide = replace(again.walks.machine, narrow_products=True), again.walks.schedule.multiplies_in
     prices = {key: price for key, price in again.walks.prices.items() if not wide(key, "fp32")}
-    yield Help(
+    yield Speedup(
         what="products of float32 in bf16",
         saving_seconds=again.saving_on(narrow, prices),
         certainty="bound: operands and results of half the bytes, casts not counted",
     )
 
 
-def _without_gaps(again: _Again) -> Iterator[Help]:
-    yield Help(
+def _without_gaps(again: _Again) -> Iterator[Speedup]:
+    yield Speedup(
         what="no gaps between kernels",
         saving_seconds=again.saving_on(replace(again.walks.machine, launch_seconds=0.0), again.walks.prices),
         certainty="bound: fewer and larger kernels still have gaps",

@@ -57,7 +57,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Help:
+class Speedup:
     """A difference that would make the step faster, estimated by a walk over the same schedule with it.
 
     `change`: the option on the command line, where the walk covers its whole effect; "" for a bound, which
@@ -92,7 +92,7 @@ class Prediction:
     slices: tuple[Slice, ...]
     basis: str
     unpriced: tuple[str, ...]
-    what_helps: tuple[Help, ...] = ()
+    what_helps: tuple[Speedup, ...] = ()
     interval_reasons: tuple[str, ...] = ()
 
     @property

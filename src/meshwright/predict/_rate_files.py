@@ -47,7 +47,7 @@ def share_of_peak(figure: Mapping[str, Any], chip: Chip) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
+class SingleDeviceRates:
     """Rates that one card reached without neighbours.
 
     `share`: of the peak, in products of 16 bits. `attention`: rates of one library's kernel by head size and
@@ -59,7 +59,7 @@ class Alone:
     measured: str
 
 
-def alone_rates(system: str | None, chip: Chip, attention_kernel: str) -> Alone | None:
+def single_device_rates(system: str | None, chip: Chip, attention_kernel: str) -> SingleDeviceRates | None:
     """Return the rates of a single chip, or None if no card of its silicon was measured.
 
     `system`: the chip's name among the measured systems of rates.toml.
@@ -79,5 +79,7 @@ def alone_rates(system: str | None, chip: Chip, attention_kernel: str) -> Alone 
                 entry["lengths"], rates["forward"], rates["backward"], strict=True
             )
         )
-        return Alone(share=share_of_peak(entry, chip), attention=points, measured=entry["measured"])
+        return SingleDeviceRates(
+            share=share_of_peak(entry, chip), attention=points, measured=entry["measured"]
+        )
     return None

@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._results import plan_renderable as plan_renderable
     from ._results import renderable as renderable
     from ._results import text_of as text_of
+    from ._run_files import read_run as read_run
     from ._run_report import row_cells as row_cells
+    from ._run_report import run_page as run_page
     from ._run_report import write_report as write_report
     from ._run_report import write_sweep as write_sweep
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.hardware import Calibration
-from meshwright.measure._reconciliation import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
+from meshwright.measure import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
 from meshwright.predict import Interval
 from meshwright.units import format_rate, format_seconds
 

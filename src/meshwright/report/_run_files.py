@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from meshwright.errors import InputError
 from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_text, reason
 from meshwright.json_records import read_record
-from meshwright.measure._reconciliation import Measurement, Reconciliation
+from meshwright.measure import Measurement, Reconciliation
 from meshwright.results import WEIGHING_SCHEMA
 
 from ._weighing_facts import WeighingFacts

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.measure._reconciliation import Measurement, Reconciliation
-from meshwright.measure._reconciliation import Row as ComparedRow
+from meshwright.measure import Measurement, Reconciliation
+from meshwright.measure import Row as ComparedRow
 from meshwright.results import Run, Sweep, SweepRun, Weighing
 from meshwright.units import format_bytes, format_count, format_seconds
 

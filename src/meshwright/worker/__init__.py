@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
+    from ._arguments import argument_paths as argument_paths
+    from ._foreign import foreign_program as foreign_program
+    from ._foreign import lower_foreign as lower_foreign
+    from ._foreign import on_the_fleet as on_the_fleet
     from ._live import lowered_call as lowered_call
+    from ._main import check_mesh_of_slices as check_mesh_of_slices
+    from ._traced import count_traced as count_traced
 
 __getattr__, __dir__ = names_on_first_use(__name__)

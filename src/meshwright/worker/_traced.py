@@ -40,7 +40,7 @@ from meshwright.hlo import expected_trips, module_of, phase_of, place_of_frames,
 
 from ._grid import Undecided, scan_sizes
 from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
-from ._traced_kernels import FOREIGN, PALLAS, kernel_of, name_of
+from ._traced_kernels import FOREIGN, MAPPED, PALLAS, kernel_of, name_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -266,9 +266,8 @@ def count_traced(
         phases[phase] += flops
         if phase != "recompute":
             modules[module] += flops
-    assert all(flops.denominator == 1 for flops in phases.values()), phases
     return TracedFlops(
-        by_phase={phase: int(phases.get(phase, 0)) for phase in PHASES},
+        by_phase={phase: round(phases.get(phase, 0)) for phase in PHASES},  # a share of odd work is no whole
         unpriced=tuple(f"{what} x{times}" for what, times in sorted(counter.unpriced.items())),
         attention=int(counter.attention),
         by_module={module: int(flops) for module, flops in modules.items()},
@@ -334,6 +333,7 @@ class _Counter:
             LINEAR_SOLVE: self._linear_solve,
             PALLAS: self._kernel,
             FOREIGN: self._kernel,
+            MAPPED: self._kernel,
         }
 
     def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction, known: _Known) -> None:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.config import huggingface_of_model, load_config
-from meshwright.config._huggingface_config import run_of_huggingface
+from meshwright.config import huggingface_of_model, load_config, run_of_huggingface
 from meshwright.contrib.huggingface import (
     FirstWeights,
     from_huggingface,

@@ -46,7 +46,7 @@ def test_a_linear_layer_counts_as_by_hand():
     assert (rank.parameters_bytes, rank.gradients_bytes, rank.inputs_bytes) == (4040, 4040, 12_800)
     assert rank.optimizer_state_bytes == 2 * 4040 + 2 * 4  # two moments, and each parameter's step
     assert rank.saved_activation_bytes == 32 * 10 * 4  # the output, for the square
-    assert rank.hand_sum_bytes == 4040 + 4040 + 8088 + 1280
+    assert rank.rule_of_thumb_bytes == 4040 + 4040 + 8088 + 1280
 
 
 def test_inputs_may_be_given_by_name_and_nested():

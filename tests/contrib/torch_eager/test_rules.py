@@ -108,7 +108,7 @@ def test_the_same_convolution_in_jax_is_weighed_the_same(groups):
     import jax
     import jax.numpy as jnp
 
-    from meshwright.worker._traced import count_traced
+    from meshwright.worker import count_traced
 
     def loss(image, kernel):
         out = jax.lax.conv_general_dilated(

@@ -124,7 +124,7 @@ def test_every_byte_is_that_of_a_real_step(make, optimizer):
     assert rank.peak_bytes == pytest.approx(real[3], rel=0.01)  # a kernel may take a little for itself
     assert rank.peak_phase in ("forward", "backward", "optimizer")
     assert rank.peak_bytes == memory.peak_bytes == sum(memory.by_category.values())
-    assert rank.hand_sum_bytes == rank.parameters_bytes + sum(real[:3])
+    assert rank.rule_of_thumb_bytes == rank.parameters_bytes + sum(real[:3])
 
 
 def test_autocast_keeps_copies_of_weights_as_a_real_step_does():

@@ -12,21 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import TransformerModel
+from meshwright.config import FAMILIES, Family, TransformerModel, weight_parameters
 from meshwright.errors import InputError, nearest_name
+from meshwright.trainer.models import Parameter, is_parameter, model_of
 
 Path = tuple[str, ...]
 Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloat16 and others
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
-GEMMAS = ("gemma", "gemma2", "gemma3_text")
+SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
 
@@ -60,254 +61,57 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
     >>> [weight.name for weight in weights_of(load_config("llama3-8b").model, "llama")][:2]
     ['model.embed_tokens.weight', 'model.layers.{layer}.input_layernorm.weight']
     """
-    makers: dict[str, Callable[[TransformerModel], Iterator[Weight]]] = {
-        "gpt2": _gpt2,
-        "gpt_neox": _gpt_neox,
-        "phi3": _fused,
-        "glm": partial(_fused, fused=_FUSED_MLP),
-        "glm4": _glm4,
-        "glm4_moe": _glm4_moe,
-        "starcoder2": _starcoder2,
-        "deepseek_v2": _deepseek,
-        "deepseek_v3": _deepseek,
-        **dict.fromkeys(
-            (
-                *(
-                    "llama",
-                    "mistral",
-                    "ministral",
-                    "mixtral",
-                    "qwen2",
-                    "qwen3",
-                    "qwen3_moe",
-                    "olmo2",
-                    "olmo3",
-                ),
-                *("olmoe", "seed_oss", "ernie4_5", *GEMMAS),
-            ),
-            _llama,
-        ),
-    }
-    if family not in makers:
-        raise InputError(f"no weights of model_type {family!r} are known", hint=nearest_name(family, makers))
-    weights = tuple(makers[family](model))
-    if family == "mixtral":
-        names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-        weights = tuple(_renamed(weight, names) for weight in weights)
-    if family in GEMMAS:
-        scales = ("scale", "query_norm", "key_norm")
-        weights = tuple(
-            replace(weight, added=1.0) if weight.ours[0][-1] in scales else weight for weight in weights
+    if (found := FAMILIES.get(family)) is None:
+        raise InputError(
+            f"no weights of model_type {family!r} are known", hint=nearest_name(family, FAMILIES)
         )
-    return weights
+    declared, chosen = _declared(model), dict[str, str]()
+    for entry, name in found.weights.items():
+        ours, _, condition = entry.partition(" if ")
+        if not condition or (*ours.split(".")[:-1], condition) in declared:
+            chosen[ours] = name
+    return tuple(weight for ours in chosen for weight in _weights(found, ours, chosen, declared, model))
 
 
-_LLAMA_NORMS = {
-    "before": {"attention_norm": "input", "mlp_norm": "post_attention"},
-    "after": {"attention_out_norm": "post_attention", "mlp_out_norm": "post_feedforward"},
-    "both": {
-        "attention_norm": "input",
-        "attention_out_norm": "post_attention",
-        "mlp_norm": "pre_feedforward",
-        "mlp_out_norm": "post_feedforward",
-    },
-}
+def _declared(model: TransformerModel) -> dict[Path, Parameter]:
+    """Return the declared parameters of a model by path, those of layers stacked."""
+    tree = model_of(model.model_copy(update={"unroll": False})).parameters()
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_parameter)
+    return {tuple(key.key for key in path): parameter for path, parameter in leaves}
 
 
-def _llama(model: TransformerModel) -> Iterator[Weight]:
-    yield Weight(name="model.embed_tokens.weight", ours=(("embedding",),))
-    block = "model.layers.{layer}."
-    for ours, name in _LLAMA_NORMS[model.norm_place].items():
-        yield Weight(name=f"{block}{name}_layernorm.weight", ours=(("layers", ours, "scale"),))
-    theirs = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
-    for ours, name in theirs.items():
-        path = ("layers", "attention", ours)
-        yield Weight(
-            name=f"{block}self_attn.{name}.weight", ours=(path,), num_inputs=2 if ours == "output" else 1
-        )
-        if model.qkv_bias and ours != "output":
-            yield Weight(
-                name=f"{block}self_attn.{name}.bias", ours=(("layers", "attention", f"{ours}_bias"),)
-            )
-    if model.qk_norm != "none":
-        for ours, name in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-            yield Weight(name=f"{block}self_attn.{name}.weight", ours=(("layers", "attention", ours),))
-    group, prefix = "mlp", f"{block}mlp."
-    if model.num_experts is not None:
-        group, prefix = "experts", f"{block}mlp.experts.{{expert}}."
-        router = ("layers", "experts", "router")
-        yield Weight(name=f"{block}mlp.gate.weight", ours=(router,), num_inputs=1)
-    for ours in ("gate", "up", "down") if model.mlp == "gated" else ("up", "down"):
-        yield Weight(name=f"{prefix}{ours}_proj.weight", ours=(("layers", group, ours),), num_inputs=1)
-    yield Weight(name="model.norm.weight", ours=(("final_norm", "scale"),))
-    if not model.tied_embeddings:
-        yield Weight(name="lm_head.weight", ours=(("head",),))
-
-
-_FUSED_MLP = {"mlp.gate_up_proj": ("mlp", ("gate", "up"))}
-_FUSED = {"self_attn.qkv_proj": ("attention", ("query", "key", "value")), **_FUSED_MLP}
-
-
-def _fused(
-    model: TransformerModel, fused: Mapping[str, tuple[str, tuple[str, ...]]] = _FUSED
+def _weights(
+    family: Family,
+    ours: str,
+    chosen: Mapping[str, str],
+    declared: Mapping[Path, Parameter],
+    model: TransformerModel,
 ) -> Iterator[Weight]:
-    """Yield Phi-3's weights: Llama's, with query, key and value fused into one array, and gate and up too."""
-    apart = {("layers", group, name) for group, names in fused.values() for name in names}
-    yield from (weight for weight in _llama(model) if weight.ours[0] not in apart)
-    for name, (group, names) in fused.items():
-        paths = tuple(("layers", group, each) for each in names)
-        yield Weight(name=f"model.layers.{{layer}}.{name}.weight", ours=paths, num_inputs=1)
-
-
-def _glm4(model: TransformerModel) -> Iterator[Weight]:
-    """Yield GLM-4's weights: Llama's, with gate and up fused and other names for the four norms."""
-    names = {
-        "post_attention_layernorm": "post_self_attn_layernorm",
-        "pre_feedforward_layernorm": "post_attention_layernorm",
-        "post_feedforward_layernorm": "post_mlp_layernorm",
-    }
-    for weight in _fused(model, _FUSED_MLP):
-        last = weight.name.removesuffix(".weight").rpartition(".")[2]
-        yield replace(weight, name=weight.name.replace(last, names.get(last, last)))
-
-
-def _starcoder2(model: TransformerModel) -> Iterator[Weight]:
-    """Yield Llama's with biases, LayerNorms and an MLP without a gate."""
-    names = {"up": "c_fc", "down": "c_proj"}
-    for weight in _llama(model):
-        group, ours = weight.ours[0][-2:] if len(weight.ours[0]) > 1 else ("", "")
-        if group == "mlp" and ours in names:
-            weight = replace(weight, name=weight.name.replace(f"{ours}_proj", names[ours]))
+    """Yield the arrays of one entry of a family's `weights`: of each stack of layers, with their biases."""
+    paths = tuple(tuple(each.split(".")) for each in weight_parameters(ours))
+    stacks = [paths]
+    if paths[0][0] == "layers" and f"dense_{ours}" not in chosen:
+        stacks.append(tuple(("dense_layers", *path[1:]) for path in paths))
+    for stack in stacks:
+        *group, last = stack[0]
+        if stack[0] not in declared:
+            continue
+        is_product = declared[stack[0]].initial == "fan_in" and last not in TABLES
+        num_inputs = int(is_product) + (last == "output")
+        weight = Weight(
+            name=chosen[ours] if last.endswith(BIAS) else f"{chosen[ours]}.weight",
+            ours=stack,
+            num_inputs=num_inputs,
+            transposed=not (is_product and family.inputs_first),
+            by_head=ours in family.by_head,
+            first=model.num_dense_layers if group[:1] == ["layers"] else 0,
+            added=1.0 if family.scales_from_one and last in SCALES else 0.0,
+        )
         yield weight
-        if ours == "scale" or group in ("attention", "mlp"):
-            path = (*weight.ours[0][:-1], "bias" if ours == "scale" else f"{ours}_bias")
-            yield Weight(name=weight.name.replace(".weight", ".bias"), ours=(path,))
-
-
-def _deepseek(model: TransformerModel) -> Iterator[Weight]:
-    """Yield Llama's tables and norms, latent attention, and dense layers before those with experts."""
-    dense = model.num_dense_layers
-    for weight in _llama(model):
-        path = weight.ours[0]
-        if path[0] != "layers":
-            yield weight
-        elif path[1] not in ("attention", "mlp", "experts"):
-            yield from _in_both(weight, dense)
-    block = "model.layers.{layer}.self_attn."
-    latent = [(f"{block}kv_a_proj_with_mqa", ("key_down", "key_rotary"), 1)]
-    latent += [(f"{block}kv_a_layernorm", ("key_down_norm",), 0), (f"{block}o_proj", ("output",), 2)]
-    if model.query_rank is None:
-        latent += [(f"{block}q_proj", ("query",), 1)]
-    else:
-        latent += [(f"{block}q_a_proj", ("query_down",), 1), (f"{block}q_b_proj", ("query",), 1)]
-        latent += [(f"{block}q_a_layernorm", ("query_down_norm",), 0)]
-    for name, ours, num_inputs in latent:
-        paths = tuple(("layers", "attention", each) for each in ours)
-        yield from _in_both(Weight(name=f"{name}.weight", ours=paths, num_inputs=num_inputs), dense)
-    paths = (("layers", "attention", "key"), ("layers", "attention", "value"))
-    both = Weight(name=f"{block}kv_b_proj.weight", ours=paths, num_inputs=1, by_head=True)
-    yield from _in_both(both, dense)
-    yield from _deepseek_mlps(model, dense)
-
-
-def _glm4_moe(model: TransformerModel) -> Iterator[Weight]:
-    """Yield Llama's attention, with DeepSeek's dense layers before those with experts."""
-    for weight in _llama(model):
-        path = weight.ours[0]
-        if path[0] != "layers":
-            yield weight
-        elif path[1] not in ("mlp", "experts"):
-            yield from _in_both(weight, model.num_dense_layers)
-    yield from _deepseek_mlps(model, model.num_dense_layers)
-
-
-def _deepseek_mlps(model: TransformerModel, dense: int) -> Iterator[Weight]:
-    block = "model.layers.{layer}.mlp."
-    for name in ("gate", "up", "down"):
-        path = ("layers", "mlp", name)
-        if dense:
-            ours = (("dense_layers", *path[1:]),)
-            yield Weight(name=f"{block}{name}_proj.weight", ours=ours, num_inputs=1)
-        if model.num_shared_experts:
-            shared = f"{block}shared_experts.{name}_proj.weight"
-            yield Weight(name=shared, ours=(path,), num_inputs=1, first=dense)
-        routed = f"{block}experts.{{expert}}.{name}_proj.weight"
-        yield Weight(name=routed, ours=(("layers", "experts", name),), num_inputs=1, first=dense)
-    router = (("layers", "experts", "router"),)
-    yield Weight(name=f"{block}gate.weight", ours=router, num_inputs=1, first=dense)
-    if model.router_bias:
-        bias = (("layers", "experts", "router_bias"),)
-        yield Weight(name=f"{block}gate.e_score_correction_bias", ours=bias, first=dense)
-
-
-def _in_both(weight: Weight, dense: int) -> Iterator[Weight]:
-    """Yield a weight that all layers have: for those with experts, and for those before them."""
-    yield replace(weight, first=dense)
-    if dense:
-        yield replace(weight, ours=tuple(("dense_layers", *path[1:]) for path in weight.ours))
-
-
-def _gpt_neox(model: TransformerModel) -> Iterator[Weight]:
-    yield Weight(name="gpt_neox.embed_in.weight", ours=(("embedding",),))
-    block = "gpt_neox.layers.{layer}."
-    products = {
-        "attention.query_key_value": ("attention", ("query", "key", "value"), 1),
-        "attention.dense": ("attention", ("output",), 2),
-        "mlp.dense_h_to_4h": ("mlp", ("up",), 1),
-        "mlp.dense_4h_to_h": ("mlp", ("down",), 1),
-    }
-    for theirs, (group, names, num_inputs) in products.items():
-        paths = tuple(("layers", group, name) for name in names)
-        biases = tuple(("layers", group, f"{name}_bias") for name in names)
-        by_head = len(names) > 1
-        yield Weight(name=f"{block}{theirs}.weight", ours=paths, num_inputs=num_inputs, by_head=by_head)
-        yield Weight(name=f"{block}{theirs}.bias", ours=biases, by_head=by_head)
-    norms = {
-        f"{block}input_layernorm": ("layers", "attention_norm"),
-        f"{block}post_attention_layernorm": ("layers", "mlp_norm"),
-        "gpt_neox.final_layer_norm": ("final_norm",),
-    }
-    for theirs, ours in norms.items():
-        yield Weight(name=f"{theirs}.weight", ours=((*ours, "scale"),))
-        yield Weight(name=f"{theirs}.bias", ours=((*ours, "bias"),))
-    if not model.tied_embeddings:
-        yield Weight(name="embed_out.weight", ours=(("head",),))
-
-
-def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
-    """Return a weight of Mixtral, which has names of its own for the experts."""
-    name = weight.name.replace(".mlp.", ".block_sparse_moe.")
-    for ours, theirs in names.items():
-        name = name.replace(f".{ours}.", f".{theirs}.")
-    return replace(weight, name=name)
-
-
-def _gpt2(model: TransformerModel) -> Iterator[Weight]:
-    yield Weight(name="transformer.wte.weight", ours=(("embedding",),))
-    yield Weight(name="transformer.wpe.weight", ours=(("positions",),))
-    block = "transformer.h.{layer}."
-    names = ("query", "key", "value")
-    products = {
-        "attn.c_attn": ("attention", names, 1),
-        "attn.c_proj": ("attention", ("output",), 2),
-        "mlp.c_fc": ("mlp", ("up",), 1),
-        "mlp.c_proj": ("mlp", ("down",), 1),
-    }
-    for theirs, (group, ours, num_inputs) in products.items():
-        paths = tuple(("layers", group, name) for name in ours)
-        yield Weight(name=f"{block}{theirs}.weight", ours=paths, num_inputs=num_inputs, transposed=False)
-        biases = tuple(("layers", group, f"{name}_bias") for name in ours)
-        yield Weight(name=f"{block}{theirs}.bias", ours=biases)
-    for theirs, ours in (
-        (f"{block}ln_1", ("layers", "attention_norm")),
-        (f"{block}ln_2", ("layers", "mlp_norm")),
-    ):
-        yield Weight(name=f"{theirs}.weight", ours=((*ours, "scale"),))
-        yield Weight(name=f"{theirs}.bias", ours=((*ours, "bias"),))
-    yield Weight(name="transformer.ln_f.weight", ours=(("final_norm", "scale"),))
-    yield Weight(name="transformer.ln_f.bias", ours=(("final_norm", "bias"),))
-    if not model.tied_embeddings:
-        yield Weight(name="lm_head.weight", ours=(("head",),))
+        biases = tuple((*path[:-1], "bias" if last == "scale" else f"{path[-1]}{BIAS}") for path in stack)
+        if biases[0] in declared and ".".join(biases[0]) not in chosen:
+            name = f"{chosen[ours]}.bias"
+            yield replace(weight, name=name, ours=biases, num_inputs=0, transposed=True, added=0.0)
 
 
 def to_huggingface(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._checkpoints import Checkpoints as Checkpoints
     from ._checkpoints import Saved as Saved
     from ._checkpoints import SaveFailed as SaveFailed
+    from ._folder import CheckpointFolder as CheckpointFolder
     from ._folder import Found as Found
     from ._folder import Rejected as Rejected
     from ._folder import checkpoint_of as checkpoint_of
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from ._folder import steps_in as steps_in
     from ._folder import unread_newest as unread_newest
     from ._folder import write_probe as write_probe
+    from ._manifest import MANIFEST as MANIFEST
+    from ._manifest import MANIFEST_HASH as MANIFEST_HASH
+    from ._manifest import Damaged as Damaged
+    from ._manifest import hash_line as hash_line
+    from ._manifest import verified as verified
     from ._stored_arrays import StoredArray as StoredArray
     from ._stored_arrays import check_match as check_match
     from ._stored_arrays import export_parameters as export_parameters

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from pydantic import TypeAdapter
 
-from meshwright.trainer.launch import Alone
+from meshwright.trainer.launch import SingleProcess
 from meshwright.units import format_bytes
 
 from ._folder import CheckpointFolder, Complaint, Found, found_at, newest_checkpoint, partial_folder, steps_in
@@ -35,7 +35,7 @@ from ._manifest import (
 )
 from ._stored_arrays import HostArray, Tree, check_written, copy_off, merge_processes, write_shards
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 PART = "part-{}.json"  # the files of one process, until the first process has read it
 PARTS = TypeAdapter(list[StoredFile])
 
@@ -105,14 +105,14 @@ class Checkpoints:
         *,
         keep_last: int = 3,
         keep_every: int | None = None,
-        peers: Alone = ALONE,
+        peers: SingleProcess = SINGLE_PROCESS,
         num_layers: int | None = None,
         complaint: Complaint = lambda about: "",
     ) -> None:
         assert keep_last >= 1, f"keep_last = {keep_last} would keep no checkpoint to resume from"
         self._path, self._peers, self._complaint = folder, peers, complaint
         self._owned: list[CheckpointFolder] = []  # filled in the first process alone
-        peers.from_first("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
+        peers.broadcast("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
         self._keep_last, self._keep_every, self._num_layers = keep_last, keep_every, num_layers
         self._bad_steps: set[int] = set()
         self._ended: list[Outcome] = []
@@ -180,7 +180,7 @@ class Checkpoints:
             self._bad_steps = {each.step for each in found.rejected}
             return found.step
 
-        step = self._peers.from_first("newest", step_of_newest)
+        step = self._peers.broadcast("newest", step_of_newest)
         if read:
             return read[0]
         return None if step is None else found_at(self._path, step)
@@ -192,7 +192,7 @@ class Checkpoints:
         described = [dataclasses.replace(array, starts=(), pieces=()) for array in arrays]
         try:
             need = sum(peers.gathered("save/need", sum(p.nbytes for array in arrays for p in array.pieces)))
-            why = peers.from_first("save/begin", lambda: _refusal(lambda: self._begin(step, need)))
+            why = peers.broadcast("save/begin", lambda: _refusal(lambda: self._begin(step, need)))
             if not why:
                 whys = peers.gathered("save/part", _refusal(lambda: write_part(folder, arrays, peers.index)))
                 why = next((each for each in whys if each), "")
@@ -206,7 +206,7 @@ class Checkpoints:
                 return self._failed(step, need, refused)
             return {"num_bytes": num_bytes[0], "not_removed": self._remove_old(step)}
 
-        ended = peers.from_first("save/end", end)
+        ended = peers.broadcast("save/end", end)
         if "reason" in ended:
             return SaveFailed(step=step, **ended)
         seconds = time.monotonic() - begun

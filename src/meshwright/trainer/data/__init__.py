@@ -18,16 +18,17 @@ from meshwright.errors import InputError
 from ._identity import data_identity as data_identity
 from ._identity import files_identity as files_identity
 from ._identity import identity_difference as identity_difference
-from ._identity import stdlib_parts as _stdlib_parts
+from ._identity import stdlib_parts as stdlib_parts
 from ._images import ImageFiles as ImageFiles
 from ._images import LabelledImages as LabelledImages
-from ._images import idx_parts as _idx_parts
+from ._images import idx_parts as idx_parts
 from ._images import write_images as write_images
 from ._images import write_sample_images as write_sample_images
 from ._instructions import PackedConversations as PackedConversations
 from ._instructions import open_instructions as _open_instructions
 from ._metadata import TokenFileMetadata as TokenFileMetadata
 from ._metadata import check_metadata as _check_metadata
+from ._metadata import metadata_path as metadata_path
 from ._metadata import read_metadata as read_metadata
 from ._mixture import MixedWindows as MixedWindows
 from ._mixture import check_tokenizers as _check_tokenizers
@@ -94,7 +95,7 @@ def open_data(config: _config.RunConfig, on_progress: OnProgress = _ignore_progr
         side = model.sizes.input_shape[-1]
         if not isinstance(data, _config.IdxData):
             return LabelledImages(seed=seed, rows=rows, side=side)
-        parts, batches = _idx_parts(Path(data.folder)), config.evaluation.batches
+        parts, batches = idx_parts(Path(data.folder)), config.evaluation.batches
         return ImageFiles(parts=parts, seed=seed, rows=rows, side=side, evaluation_batches=batches)
     if model.takes == "rows":
         (dim,) = model.sizes.input_shape
@@ -112,7 +113,7 @@ def _open_tokens(
     if isinstance(data, _config.InstructionData):
         return _open_instructions(data, **sizes)
     if isinstance(data, _config.StdlibData):
-        parts = _stdlib_parts(data.held_out_fraction)
+        parts = stdlib_parts(data.held_out_fraction)
         return TokenWindows(name=data.source, parts=parts, is_bytes=True, order=data.order, **sizes)
     if isinstance(data, _config.TextData):
         return _open_source(_tokens_of_texts(data, on_progress), sizes, data.path)

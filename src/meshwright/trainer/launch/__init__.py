@@ -10,9 +10,9 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._alike import Facts as Facts
     from ._alike import agreed as agreed
-    from ._coordination import ALONE as ALONE
-    from ._coordination import Alone as Alone
-    from ._coordination import Peers as Peers
+    from ._coordination import SINGLE_PROCESS as SINGLE_PROCESS
+    from ._coordination import ProcessGroup as ProcessGroup
+    from ._coordination import SingleProcess as SingleProcess
     from ._join import COORDINATOR as COORDINATOR
     from ._join import INDEX as INDEX
     from ._join import NUM_PROCESSES as NUM_PROCESSES

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from meshwright.errors import InputError, MeshwrightError
 
-from ._coordination import Alone
+from ._coordination import SingleProcess
 
 T = TypeVar("T")
 Facts = Mapping[str, Mapping[str, Any]]
@@ -30,11 +30,13 @@ ABSENT = "absent"
 MOST_FACTS, MOST_NAMES, LONGEST = 4, 2, 80  # in one message
 
 
-def agreed(peers: Alone, what: str, make: Callable[[], T], facts_of: Callable[[T], Facts]) -> tuple[T, str]:
+def agreed(
+    peers: SingleProcess, what: str, make: Callable[[], T], facts_of: Callable[[T], Facts]
+) -> tuple[T, str]:
     """Return what `make` returns, and a digest of its facts, which all processes have in common.
 
-    All processes call it in the same order, as the methods of `Peers`. A single process compares nothing, and
-    its digest is empty.
+    All processes call it in the same order, as the methods of `ProcessGroup`. A single process compares
+    nothing, and its digest is empty.
 
     Args:
         what: the name of the comparison.

@@ -4,9 +4,9 @@
 and informs all. jax's own heartbeat would end the others too, but later, and with a number instead of a host
 and a reason.
 
-`Peers` exchanges JSON data through jax's coordination service. It is for texts, and for threads that may not
-use the devices: two programs with collectives in flight could wait for each other. Such messages are rare: no
-step waits for them.
+`ProcessGroup` exchanges JSON data through jax's coordination service. It is for texts, and for threads that
+may not use the devices: two programs with collectives in flight could wait for each other. Such messages
+are rare: no step waits for them.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _print_error(words: str) -> None:
     sys.stderr.flush()
 
 
-class Alone:
+class SingleProcess:
     """The only process of a run."""
 
     count = 1
@@ -186,7 +186,7 @@ class Alone:
     is_first = True
     name = "process 0"
 
-    def from_first(self, what: str, make: Callable[[], Any]) -> Any:
+    def broadcast(self, what: str, make: Callable[[], Any]) -> Any:
         """Return the result of `make`."""
         return make()
 
@@ -198,15 +198,15 @@ class Alone:
         """Return a list that holds only `value`."""
         return self.combined(what, value, list)
 
-    def in_turns(self, make: Callable[[], Any]) -> Any:
+    def run_sequentially(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make`."""
         return make()
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
-class Peers(Alone):
+class ProcessGroup(SingleProcess):
     """Process `index` of the `count` processes of a run; all call the same methods in the same order.
 
     `what`: the name of a conversation; each thread uses its own names.
@@ -219,7 +219,7 @@ class Peers(Alone):
         self.name = f"process {index} of {count} on {self._host}"
         self._turns: Counter[str] = Counter()
 
-    def from_first(self, what: str, make: Callable[[], Any]) -> Any:
+    def broadcast(self, what: str, make: Callable[[], Any]) -> Any:
         """Return, in every process, the JSON data that `make` returns in the first one.
 
         Raises:
@@ -248,9 +248,9 @@ class Peers(Alone):
         key = self._next(f"{what}/of")
         self._client.key_value_set(f"{key}/{self.index}", json.dumps(value))
         every = range(self.count)
-        return self.from_first(what, lambda: combine([self._take(f"{key}/{index}") for index in every]))
+        return self.broadcast(what, lambda: combine([self._take(f"{key}/{index}") for index in every]))
 
-    def in_turns(self, make: Callable[[], Any]) -> Any:
+    def run_sequentially(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make` in this process, called in turns.
 
         `make` is called in the first process, then in the first of each host, then in the rest. Later calls
@@ -261,7 +261,7 @@ class Peers(Alone):
         """
         hosts = self.gathered("hosts", self._host)
         made: list[Any] = []
-        self.from_first("turn", lambda: made.append(make()))
+        self.broadcast("turn", lambda: made.append(make()))
         if not self.is_first and hosts.index(self._host) == self.index:
             made.append(make())
         self.gathered("turns", None)

@@ -27,7 +27,7 @@ from typing import Any
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.subprocesses import IS_LINUX, end_with_parent
 
-from ._coordination import ALONE, Alone, Heartbeat, Peers
+from ._coordination import SINGLE_PROCESS, Heartbeat, ProcessGroup, SingleProcess
 
 # `meshwright train --processes N` sets these for its children. Any other launcher may set them too.
 COORDINATOR = "MESHWRIGHT_COORDINATOR"  # HOST:PORT of process 0
@@ -123,7 +123,7 @@ JAX_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it itself
 _HEARTBEAT: list[Heartbeat] = []  # of this process, once it has joined others
 
 
-def join(place: Place) -> Alone:
+def join(place: Place) -> SingleProcess:
     """Wait for the other processes of the run, and join them before jax creates its devices.
 
     Raises:
@@ -248,12 +248,16 @@ def over() -> None:
         _HEARTBEAT[0].stop()
 
 
-def processes_of_this_run() -> Alone:
-    """Return this process's place among those that jax has joined; `Alone` if it has joined none."""
+def processes_of_this_run() -> SingleProcess:
+    """Return this process's place among those that jax has joined; `SingleProcess` if it has joined none."""
     if "jax" not in sys.modules:
-        return ALONE
+        return SINGLE_PROCESS
     state = _state()
-    return ALONE if state.client is None else _peers(state.client, state.process_id, state.num_processes)
+    return (
+        SINGLE_PROCESS
+        if state.client is None
+        else _peers(state.client, state.process_id, state.num_processes)
+    )
 
 
 def _state() -> Any:
@@ -267,8 +271,8 @@ def _state() -> Any:
 
 
 @functools.cache
-def _peers(client: Any, index: int, count: int) -> Alone:
-    return Peers(client, index, count) if count > 1 else ALONE
+def _peers(client: Any, index: int, count: int) -> SingleProcess:
+    return ProcessGroup(client, index, count) if count > 1 else SINGLE_PROCESS
 
 
 def _keep_stdout() -> None:

@@ -23,15 +23,22 @@ if TYPE_CHECKING:
     from ._interface import FirstParameters as FirstParameters
     from ._interface import FirstStepsDone as FirstStepsDone
     from ._interface import Noticed as Noticed
+    from ._interface import PhaseClock as PhaseClock
     from ._interface import RunRequest as RunRequest
     from ._interface import Sampled as Sampled
     from ._interface import Started as Started
     from ._interface import StepCompiled as StepCompiled
     from ._interface import StepDone as StepDone
     from ._interface import StepFlops as StepFlops
+    from ._interruptions import Watchdog as Watchdog
+    from ._loop import Saving as Saving
+    from ._loop import batches_ahead as batches_ahead
+    from ._programs import compile_programs as compile_programs
+    from ._recording import metrics_of as metrics_of
     from ._recording import not_written as not_written
     from ._run_folder import RunFolder as RunFolder
     from ._run_folder import config_of as config_of
+    from ._run_folder import last_recorded_step as last_recorded_step
     from ._run_folder import write_whole as write_whole
     from ._sample import sample_run as sample_run
     from ._training_run import check_resumed_state as check_resumed_state

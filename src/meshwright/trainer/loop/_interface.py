@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from meshwright.config import Layout, RunConfig
 from meshwright.hardware import Fleet
-from meshwright.measure._reconciliation import Percentiles
+from meshwright.measure import Percentiles
 from meshwright.trainer.data import Dataset, SourceEpochs
 
 from ._run_folder import RunFolder

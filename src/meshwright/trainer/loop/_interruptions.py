@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwright.config import FaultConfig
 from meshwright.errors import EXIT_BROKE_OFF
 from meshwright.trainer.checkpoint import open_own
-from meshwright.trainer.launch import Alone
+from meshwright.trainer.launch import SingleProcess
 from meshwright.units import format_seconds
 
 from ._interface import PhaseClock
@@ -53,7 +53,7 @@ class Agreement:
             step, so that the host can run one step ahead of the devices.
     """
 
-    def __init__(self, mesh: Mesh, peers: Alone, *, waits: bool) -> None:
+    def __init__(self, mesh: Mesh, peers: SingleProcess, *, waits: bool) -> None:
         self._is_alone, self._waits = peers.count == 1, waits
         self._before: jax.Array | None = None
         self._by_device = NamedSharding(mesh, PartitionSpec(mesh.axis_names))

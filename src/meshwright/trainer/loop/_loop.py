@@ -44,7 +44,7 @@ BATCHES_AHEAD = 2
 PINNED = "pinned_host"
 
 
-class Feed:
+class BatchLoader:
     """Batches of a dataset as the step takes them: arrays that span all processes.
 
     On the way to an accelerator, rows pass through memory of the host that is pinned: the accelerator fetches
@@ -158,7 +158,7 @@ class Saving:
         self._newest: int | None = None  # the step of the last save that began and has not failed
         self._checkpoints = None
         path = folder.path / "checkpoints"
-        exist = self._peers.from_first("checkpoints there", lambda: path.is_dir() and bool(steps_in(path)))
+        exist = self._peers.broadcast("checkpoints there", lambda: path.is_dir() and bool(steps_in(path)))
         if self._every is not None or exist:
             keep_last, keep_every = config.keep_last, config.keep_every
             self._checkpoints = Checkpoints(
@@ -193,7 +193,7 @@ class Saving:
         facts = {"step": step, "batches left out": data_offset, "agreement": self._about.get("agreement")}
         agreed(self._peers, "saving", lambda: {"settings": facts}, lambda facts: facts)
         # Processes may learn at different steps that a save has failed, so the first one decides for all.
-        if self._peers.from_first("saved", lambda: step == self._newest):
+        if self._peers.broadcast("saved", lambda: step == self._newest):
             return
         with self._phases.of("checkpoint"):
             self._checkpoints.save(step, state, {**self._about, "data_offset": data_offset})
@@ -275,7 +275,7 @@ class Loop:
         self._first_weights, self._page = request.first_weights, request.page
         self._trace = StepTrace(request.profile if self._peers.is_first else None)
         self._bad_steps = BadSteps(self._config.faults)
-        self._feed = Feed(dataset, programs.built.batch)
+        self._feed = BatchLoader(dataset, programs.built.batch)
         mesh = jax.tree.leaves(programs.built.batch)[0].sharding.mesh
         self._agreement = Agreement(mesh, self._peers, waits=waits)
 
@@ -286,8 +286,9 @@ class Loop:
             held = "frozen" if "frozen" in self.state else "parameters"
             for array in jax.tree.leaves(self.state[held]):
                 array.delete()  # the devices need not hold both
-            abstract = self.programs.built.state[held]
-            self.state = {**self.state, held: self._first_weights.parameters(abstract)}
+            names = [held, *(["master"] if held == "parameters" and "master" in self.state else [])]
+            abstract = self.programs.built.state
+            self.state |= {name: self._first_weights.parameters(abstract[name]) for name in names}
 
     def go_to(self, checkpoint: Found) -> None:
         """Restore a checkpoint, after freeing the current state: the devices cannot hold two."""
@@ -310,7 +311,7 @@ class Loop:
         The held-out data is evaluated before the first step, at intervals, and after the last step.
         """
         if self._evaluates():
-            known = self._peers.from_first("evaluated", lambda: self.step in self.recorder.held_out_losses)
+            known = self._peers.broadcast("evaluated", lambda: self.step in self.recorder.held_out_losses)
             if not known:
                 self._evaluate()
         stopping = noting_signals(stop_at_once)

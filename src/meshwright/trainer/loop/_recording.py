@@ -28,7 +28,7 @@ from meshwright.measure import WARM_UP_STEPS, StepClock
 from meshwright.trainer.launch import processes_of_this_run
 
 from ._interface import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, RunRequest, StepDone
-from ._run_folder import METRICS, RunFolder, Writes, write_whole
+from ._run_folder import METRICS, PendingWrites, RunFolder, write_whole
 
 try:
     from tensorboardX import summary
@@ -123,10 +123,10 @@ def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: 
     return "a repeat of the step gives only finite values: check the machine's memory"
 
 
-class Appended:
+class AppendLog:
     """A file open for appending; data that the disk refuses waits in memory, and goes first next time."""
 
-    def __init__(self, path: Path, writes: Writes) -> None:
+    def __init__(self, path: Path, writes: PendingWrites) -> None:
         self._name, self._writes = path.name, writes
         self._waiting = bytearray()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -139,7 +139,7 @@ class Appended:
     def close(self) -> None:
         """Try for the last time to write the waiting data, and close the file.
 
-        Data that cannot be written is lost, and the file remains listed in `Writes.refused`.
+        Data that cannot be written is lost, and the file remains listed in `PendingWrites.refused`.
         """
         if self._writes.attempt(self._name, self._flush):
             self._writes.attempt(self._name, lambda: os.close(self._file))
@@ -156,7 +156,7 @@ class RunWriter:
     """The open files of a run, of which every process but the first writes none.
 
     A full disk does not end the run. Data that the disk refuses waits in memory until there is room. Data
-    that cannot be written when the run ends is lost, and its file remains listed in `Writes.refused`.
+    that cannot be written when the run ends is lost, and its file remains listed in `PendingWrites.refused`.
 
     Args:
         keep_to: the step from which an existing run is resumed; lines of later steps are removed. -1 keeps
@@ -165,14 +165,14 @@ class RunWriter:
 
     def __init__(self, folder: RunFolder, *, keep_to: int = -1) -> None:
         self.writes = folder.writes
-        self._open: dict[str, Appended] = {}
+        self._open: dict[str, AppendLog] = {}
         if not folder.peers.is_first:
             return
         path = folder.path
         try:
             is_resumed = any([_cut(path / name, keep_to) for name in (METRICS, NOTICES)])
             paths = {METRICS: path / METRICS, NOTICES: path / NOTICES, "events": _events_file(path)}
-            self._open = {name: Appended(path, self.writes) for name, path in paths.items()}
+            self._open = {name: AppendLog(path, self.writes) for name, path in paths.items()}
         except OSError as refused:
             raise InputError(
                 f"cannot write a run to {path}: {refused.strerror}",

@@ -30,7 +30,7 @@ from meshwright.trainer.checkpoint import (
     write_probe,
 )
 from meshwright.trainer.data import data_identity, identity_difference
-from meshwright.trainer.launch import ALONE, Alone
+from meshwright.trainer.launch import SINGLE_PROCESS, SingleProcess
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 SHARED = ".shared"  # exists briefly: with it the processes check that they see the same folder
@@ -60,7 +60,7 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-class Writes:
+class PendingWrites:
     """The files of a run's folder that are not on disk yet, and the reasons.
 
     `refused`: by file name, the reason why the last write failed.
@@ -115,15 +115,20 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, *, resume: bool = False, discard_steps: bool = False, peers: Alone = ALONE
+        self,
+        path: Path,
+        *,
+        resume: bool = False,
+        discard_steps: bool = False,
+        peers: SingleProcess = SINGLE_PROCESS,
     ) -> None:
         self.path, self.resume, self.peers = path, resume, peers
-        self.writes = Writes(path)
+        self.writes = PendingWrites(path)
         self._discard_steps = discard_steps
         self._config: RunConfig | None = None  # the config given to `look`
         self._lock: IO[str] | None = None
 
-    def look(self, config: RunConfig) -> None:
+    def validate_resume(self, config: RunConfig) -> None:
         """Lock the folder if it exists, and check that this run may use it; create no folder.
 
         Raises:
@@ -131,16 +136,16 @@ class RunFolder:
                 not to be resumed, the run is not that of `config`, or resuming would discard steps.
         """
         self._config = config
-        self.peers.from_first("folder/look", self._look)
+        self.peers.broadcast("folder/validate", self._validate_resume)
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Create the folder, lock it, and check that files can be written there.
 
         Raises:
             InputError: files cannot be written, another process writes it, or another host sees another
                 folder.
         """
-        self.peers.from_first("folder/make", self._make)
+        self.peers.broadcast("folder/create", self._create)
         check_shared(self.path, self.peers)
 
     def close(self) -> None:
@@ -149,12 +154,12 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def _look(self) -> None:
+    def _validate_resume(self) -> None:
         path_for_arrays(self.path)
         if self.path.is_dir():
             self._take_lock()
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._lock is None:  # it did not exist when `look` was called
@@ -265,12 +270,12 @@ def last_recorded_step(folder: Path) -> int:
     return 0
 
 
-def check_shared(folder: Path, peers: Alone) -> None:
+def check_shared(folder: Path, peers: SingleProcess) -> None:
     """Raise if a process does not see the first process's folder; the message names the process."""
     if peers.count == 1:
         return
     mark = folder / SHARED
-    token = peers.from_first("mark", lambda: _mark(mark))
+    token = peers.broadcast("mark", lambda: _mark(mark))
     is_shared = mark.is_file() and mark.read_text() == token
     names = peers.gathered("seen", "" if is_shared else peers.name)
     if peers.is_first:

@@ -17,8 +17,7 @@ import numpy as np
 
 from meshwright.compiler import installed_versions
 from meshwright.config import Layout, RunConfig, num_stacked_layers
-from meshwright.measure import ResidentGrowth, describe_host
-from meshwright.measure._reconciliation import Measurement
+from meshwright.measure import Measurement, ResidentGrowth, describe_host
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Found, check_match, unread_newest
 from meshwright.trainer.data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows

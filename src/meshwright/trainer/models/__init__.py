@@ -27,10 +27,10 @@ from .quantised import quantised_parameters as quantised_parameters
 from .quantised import quantised_part as quantised_part
 
 MODELS: dict[type[_config.ModelKind], tuple[str, str] | type[Model]] = {
-    _config.LinearModel: ("small", "Linear"),
-    _config.CruncherModel: ("small", "Cruncher"),
-    _config.LeNetModel: ("small", "LeNet"),
-    _config.ResNetModel: ("small", "ResNet"),
+    _config.LinearModel: ("toy_models", "Linear"),
+    _config.CruncherModel: ("toy_models", "Cruncher"),
+    _config.LeNetModel: ("toy_models", "LeNet"),
+    _config.ResNetModel: ("toy_models", "ResNet"),
     _config.TransformerModel: ("transformer", "Transformer"),
 }
 """By kind of record: the model's class, or its module here and its name, to import it when it is used."""

@@ -53,7 +53,7 @@ def num_inputs_of(name: str) -> int:
     return 2 if name == "output" else 1
 
 
-def adapted(
+def apply_adapter(
     x: Float[Array, "batch sequence *inputs"], adapter: dict[str, Array], matrix: Parameter, context: Context
 ) -> Array:
     """Return an adapter's contribution to a product of `x` [batch, sequence, inputs], sharded alike."""

@@ -18,7 +18,7 @@ could not be compiled for a target that is not present.
 
 Order: with N devices, the sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i (zigzag), so
 that all devices have the same work. Keys and values of whole windows are gathered for one layer at a time
-(`gathered_attention`) if that takes little memory, and in layers where a token sees a window. Otherwise, and
+(`allgather_attention`) if that takes little memory, and in layers where a token sees a window. Otherwise, and
 if windows hold several documents, they go round a ring.
 
 Ring: causal attention among a device's own positions, then two pairs of pieces for each other device's keys.
@@ -174,7 +174,7 @@ def _forward(
         if size == 1:
             result = kernel.forward(_whole(query, key, value, segments, window), True)
             return result._replace(out=result.out.astype(query.dtype))
-        from .gathered_attention import gathered_forward, windowed_forward
+        from .allgather_attention import gathered_forward, windowed_forward
 
         if window is not None:
             return windowed_forward(kernel, size, query, key, value, segments, window)
@@ -203,7 +203,7 @@ def _backward(
             part = _whole(query, key, value, segments, window)
             d_query, d_key, d_value = kernel.backward(part, True, result, d_out)
             return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
-        from .gathered_attention import gathered_backward, windowed_backward
+        from .allgather_attention import gathered_backward, windowed_backward
 
         if window is not None:
             return windowed_backward(kernel, size, query, key, value, segments, window, result, d_out)

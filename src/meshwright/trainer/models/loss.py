@@ -126,7 +126,7 @@ class How(NamedTuple):
     of_head: Any
 
 
-def capped(logits: Array, cap: float | None) -> Array:
+def soft_cap(logits: Array, cap: float | None) -> Array:
     """Return cap x tanh(logits / cap), or `logits` unchanged without a cap."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -140,7 +140,7 @@ def _chunk_loss(
     chosen = _chosen(rounded, targets - first, how.cap)
     # Nothing of the backward pass waits for the loss: without a barrier the logits might be kept for it.
     rounded, chosen = jax.lax.optimization_barrier((rounded, chosen))
-    logits = capped(rounded.astype(jnp.float32), how.cap)
+    logits = soft_cap(rounded.astype(jnp.float32), how.cap)
     ids = (first + jnp.arange(logits.shape[-1]))[None, None, :]
     if num_rows > how.num_ids:
         logits = jnp.where(ids < how.num_ids, logits, NEVER)
@@ -164,7 +164,7 @@ def _chosen(logits: Array, places: Array, cap: float | None) -> Array:
     """
     held = (places >= 0) & (places < logits.shape[-1])
     found = jnp.take_along_axis(logits, jnp.where(held, places, 0)[:, :, None], axis=-1)[:, :, 0]
-    return jnp.where(held, capped(found.astype(jnp.float32), cap), 0.0)
+    return jnp.where(held, soft_cap(found.astype(jnp.float32), cap), 0.0)
 
 
 def _num_gradients(context: Context, differentiates: bool) -> int:

@@ -28,12 +28,13 @@ attention kernel's backward pass needs both.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.config import block_policies, saved_results
+from meshwright.config import POLICIES, block_policies, saved_results
 from meshwright.sharding import axis_size, num_shards
 
 from ._base_model import Context
@@ -71,23 +72,21 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
             offload_dst="pinned_host",
         )
         return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
-    both, named = policies.save_from_both_policies, policies.save_only_these_names
-    alternate = (PRODUCT, ATTENTION, EXPERTS, STATISTICS)
-    every = (*alternate, SECOND_PRODUCT, SECOND_EXPERTS, AFTER_ATTENTION)
-    sent = (AFTER_ATTENTION,) if axis_size(context.mesh, "tensor") > 1 else ()
-    kept = saved_results(context.remat)
-    if kept is not None:
-        policy = named(*(OTHER_NAMES.get(name, name) for name in kept))
-        policy = both(policy, _saves_attention) if "context" in kept else policy
-        return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
-    policy = {
-        "none": _saves_all_but_gathered,
-        "dots": both(policies.dots_with_no_batch_dims_saveable, named(EXPERTS, SECOND_EXPERTS, STATISTICS)),
-        "dots-attention": both(named(*every), _saves_attention),
-        "alternate-dots": both(named(*alternate, *sent), _saves_attention),
-        "full": policies.nothing_saveable,
-    }[context.remat]
-    return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
+    if (kept := saved_results(context.remat)) is not None:
+        saved = tuple(OTHER_NAMES.get(name, name) for name in kept)
+        saved += ("attention",) if "context" in kept else ()
+    else:
+        named = POLICIES[context.remat]
+        saved = named.saves + (named.saves_sent if axis_size(context.mesh, "tensor") > 1 else ())
+    return jax.checkpoint(block, policy=_policy_that_saves(saved), prevent_cse=not scanned)
+
+
+def _policy_that_saves(results: tuple[str, ...]) -> Any:
+    """Return the policy of JAX that saves what any of these rules and names says."""
+    policies, rules = jax.checkpoint_policies, [RULES[name] for name in results if name in RULES]
+    if names := [name for name in results if name not in RULES]:
+        rules.append(policies.save_only_these_names(*names))
+    return functools.reduce(policies.save_from_both_policies, rules or [policies.nothing_saveable])
 
 
 def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -116,3 +115,11 @@ def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bo
     if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
         return False  # attention's blocks have their own checkpoint, and jax applies this policy to it too
     return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
+
+
+RULES = {
+    "all but gathered": _saves_all_but_gathered,
+    "attention": _saves_attention,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+"""What a policy may save beside results that have a name."""

@@ -35,9 +35,9 @@ from meshwright.sharding import (
 
 from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
-from .backward_order import ordered
-from .layer_sums import places, read_from, summed, taken
-from .loss import LEFT_OUT, Balance, Targets, balance_metrics, capped, mean_cross_entropy
+from .grad_accumulation import places, slice_layer, summed, taken
+from .grad_scheduling import delay_weight_grads
+from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .norms import normalised
 from .products import ADAPTER, product
 from .quantised import CODES, SCALES, dequantised
@@ -299,7 +299,7 @@ class Transformer(Model):
         ) -> tuple[Array, Balance | None]:
             x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
             if stacked is not None:
-                parameters = read_from(parameters, *stacked)
+                parameters = slice_layer(parameters, *stacked)
             return self._block(x, parameters, number, context, documents, windows[place % len(windows)])
 
         policies, windows = block_policies(context.remat), self.config.windows
@@ -390,7 +390,7 @@ class Transformer(Model):
     ) -> Float[Array, "*batch vocab"]:
         """Return the logits of final hidden states, in float32."""
         logits = product(hidden, self.head(parameters, context).T, 1)
-        return capped(logits.astype(jnp.float32), self.config.logit_cap)
+        return soft_cap(logits.astype(jnp.float32), self.config.logit_cap)
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
@@ -428,21 +428,26 @@ class Transformer(Model):
         """Return the documents of a batch's windows; None if each is one."""
         return self._documents(_inputs(batch)[1], context)
 
+    def first_layers(self, parameters: Tree, x: Array, used: Documents | None, context: Context) -> Array:
+        """Apply the layers that have no experts, before those that have."""
+        return self._through_group(parameters, "dense_layers", x, context, used)[0]
+
     def apply_group(
         self, layers: list[Tree], x: Array, documents: Documents | None, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Balance | None]:
-        """Apply `group_size` layers, numbered from `first` in the model.
+        """Apply `group_size` layers, numbered from `first` among those that stages share.
 
         Returns:
             The layers' output and their contribution to the loss; and each layer's `Balance`.
         """
         blocks = self._blocks(context, documents, scanned=True)
+        first = first + self.config.num_dense_layers
         numbered = [(layer, first + place) for place, layer in enumerate(layers, 1)]
         with jax.named_scope("layers"):
             x, balance = _one_by_one(blocks, x, numbered)
         added = jnp.float32(0)
         if balance is not None and context.training:
-            added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_layers
+            added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_expert_layers
         return (x, added), balance
 
     def targets(self, batch: Batch, context: Context) -> Targets:
@@ -491,7 +496,7 @@ class Transformer(Model):
                 query = query * jnp.asarray(factor, query.dtype)
             out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
             y = self._multiplied(out, layer, "attention", "output", context)
-            y, layer = ordered(y, layer, "mlp", ("down",), context)
+            y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
             out = self._placed(y, out, layer, "attention", "output", context)
             out = self._normed(out, layer, "attention_out_norm", context)
             entered, x = x, context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
@@ -515,7 +520,7 @@ class Transformer(Model):
         if f"{group}_norm" not in layer:
             return x, layer
         split = self._norm(x, layer[f"{group}_norm"], context, splits=True)
-        split, layer = ordered(split, layer, group, FROM_INPUT, context)
+        split, layer = delay_weight_grads(split, layer, group, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
     def _projections(
@@ -577,9 +582,9 @@ class Transformer(Model):
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
             if f"{name}{ADAPTER}" in layer[group]:
-                from .adapters import adapted
+                from .adapters import apply_adapter
 
-                y = y + adapted(x, layer[group][f"{name}{ADAPTER}"], self.block[group][name], context)
+                y = y + apply_adapter(x, layer[group][f"{name}{ADAPTER}"], self.block[group][name], context)
             if f"{name}_bias" in layer[group]:
                 y = y + _for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.

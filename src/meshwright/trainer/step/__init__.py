@@ -13,5 +13,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._build import whole_parameters as whole_parameters
     from ._gradients import FORMATS as FORMATS
     from ._optimizer import optimizer_of as optimizer_of
+    from ._pipeline_schedule import Schedule as Schedule
 
 __getattr__, __dir__ = names_on_first_use(__name__)

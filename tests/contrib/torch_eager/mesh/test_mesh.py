@@ -422,15 +422,18 @@ def test_a_process_that_is_a_rank_already_is_told_to_name_a_function(monkeypatch
 
 
 def test_a_module_that_is_spread_already_is_told_to_give_what_spreads_it():
-    from meshwright.contrib.torch_eager._mesh import fake_world
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     module = Stack()
-    with fake_world((("fsdp", 4),), 0) as mesh:
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(module, mesh=mesh)
-        with pytest.raises(InputError, match="FSDPStack are spread over a mesh already") as raised:
-            counted(module, torch.zeros(8, 64))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        fully_shard(module, mesh=dist.device_mesh.init_device_mesh("cpu", (4,)))
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(InputError, match="FSDPStack are spread over a mesh already") as raised:
+        counted(module, torch.zeros(8, 64))
     assert raised.value.hint.endswith("the function that spreads it as parallelize")
 
 

@@ -35,7 +35,7 @@ class OneLine:
         return str(self).strip().partition("\n")[0].strip()
 
 
-class Shown(OneLine):
+class Reportable(OneLine):
     """A result that prints as its report."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,7 +35,9 @@ def _together(x: Array, weights: Tree) -> tuple[Array, Tree]:
 _together.defvjp(lambda x, w: ((x, w), None), lambda _, gradients: jax.lax.optimization_barrier(gradients))
 
 
-def ordered(x: Array, layer: Tree, group: str, names: Container[str], context: Context) -> tuple[Array, Tree]:
+def delay_weight_grads(
+    x: Array, layer: Tree, group: str, names: Container[str], context: Context
+) -> tuple[Array, Tree]:
     """Return `x` and `layer`; in the backward pass the gradient of `x` waits for some weights' gradients.
 
     Of a frozen matrix no gradient is computed: jax drops what a barrier returns and nothing uses.

@@ -5,7 +5,7 @@ add the stack to the sum. Here the sum goes through the loop as a value that no 
 its gradient begins as the sum so far, and each layer adds its own gradient to its place. So the gradient with
 respect to the sum is the sum with this microbatch's gradients added, and no stack is made.
 
-Where the loop over layers is unrolled, `read_from` keeps layers from being copied out of their stack.
+Where the loop over layers is unrolled, `slice_layer` keeps layers from being copied out of their stack.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def places(num_layers: int, size: int) -> Int[Array, " groups"]:
 
 
 @jax.custom_vjp
-def read_from(layer: Tree, stack: Tree, place: Int[Array, ""]) -> Tree:
+def slice_layer(layer: Tree, stack: Tree, place: Int[Array, ""]) -> Tree:
     """Return one layer of a stack; its gradient goes to `layer`, which is the same layer.
 
     A layer that goes into a rematerialised block is held back by a barrier, and so it is copied out of the
@@ -70,7 +70,7 @@ def read_from(layer: Tree, stack: Tree, place: Int[Array, ""]) -> Tree:
 
 
 def _read_forward(layer: Tree, stack: Tree, place: Array) -> tuple[Tree, None]:
-    return read_from(layer, stack, place), None
+    return slice_layer(layer, stack, place), None
 
 
-read_from.defvjp(_read_forward, lambda _, gradient: (gradient, None, None))
+slice_layer.defvjp(_read_forward, lambda _, gradient: (gradient, None, None))

@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.config import load_config
 from meshwright.trainer.models import initial_parameters
-from meshwright.trainer.models.layer_sums import read_from
+from meshwright.trainer.models.grad_accumulation import slice_layer
 from meshwright.trainer.models.transformer import Transformer
 
 pytestmark = pytest.mark.quick
@@ -91,7 +91,7 @@ def test_a_layer_read_from_its_stack_has_the_stacks_values_and_the_layers_gradie
     stack = {"a": jnp.arange(12.0).reshape(3, 4)}
 
     def loss(layer, whole):
-        return jnp.sum(read_from(layer, whole, jnp.int32(2))["a"] ** 2)
+        return jnp.sum(slice_layer(layer, whole, jnp.int32(2))["a"] ** 2)
 
     other = {"a": jnp.zeros(4)}
     assert loss(other, stack) == jnp.sum(stack["a"][2] ** 2)

@@ -8,7 +8,7 @@ import meshwright as mw
 from meshwright.compiler import Argument
 from meshwright.config import load_config
 from meshwright.ledger import Buffer, MemoryLedger, Timeline
-from meshwright.planning import hand_sum
+from meshwright.planning import rule_of_thumb
 
 
 def memory(buffers=(), most=None, **by_category: int) -> MemoryLedger:
@@ -66,7 +66,7 @@ def made(weighing):
                 "arguments": arguments,
             }
         ).compiled
-        return hand_sum(load_config(preset, overrides), compiled, found or memory())
+        return rule_of_thumb(load_config(preset, overrides), compiled, found or memory())
 
     return make
 
@@ -218,7 +218,7 @@ def test_it_is_jsons_types(made):
 def test_beside_a_real_program_of_the_cruncher_rows_and_reasons_are_those_by_hand():
     overrides = ["optimizer.kind=adamw"]
     weighed = mw.weigh("cruncher", on="8xCPU", layout="fsdp=8", overrides=overrides)
-    found, memory = weighed.hand_sum, weighed.ledger.memory
+    found, memory = weighed.rule_of_thumb, weighed.ledger.memory
     assert found is not None
     parameters = 2 * 64 * 64 + 64
     assert found.total_bytes == 4 * (4 * parameters + 64 * 64 * 2)
@@ -234,7 +234,7 @@ def test_beside_a_real_program_of_the_cruncher_rows_and_reasons_are_those_by_han
 
 
 def test_beside_a_real_program_of_a_linear_model_there_is_nothing_to_split_or_keep():
-    found = mw.weigh("linear", on="1xCPU").hand_sum
+    found = mw.weigh("linear", on="1xCPU").rule_of_thumb
     assert found is not None
     assert found.total_bytes == 4 * (16 + 0 + 16 + 0)
     parameters, state = found.rows[:2]
@@ -245,11 +245,11 @@ def test_beside_a_real_program_of_a_linear_model_there_is_nothing_to_split_or_ke
 
 def test_of_lenet_over_fsdp_the_convolutions_lie_whole_on_every_device():
     weighed = mw.weigh("lenet", on="8xCPU", layout="fsdp=8")
-    assert weighed.hand_sum is not None
+    assert weighed.rule_of_thumb is not None
     hidden, rest = 800 * 128, 200 + 25_050 + 128 + 1_290
     held = sum(a.device_bytes for a in weighed.compiled.arguments if a.role == "parameters")
     assert held == 4 * (hidden // 8 + rest)
-    assert weighed.hand_sum.rows[0].why.startswith(
+    assert weighed.rule_of_thumb.rows[0].why.startswith(
         f"{100 * hidden / (hidden + rest):.1f} % split over fsdp=8: each number is stored on 1 of 8 devices, "
         f"{100 * rest / (hidden + rest):.1f} % not split: each number is stored on 8 of 8 devices"
     )
