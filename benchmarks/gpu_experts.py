@@ -1,10 +1,11 @@
 """The rates of grouped products of experts on one GPU: our kernels, PyTorch's, and cuBLAS on equal buffers.
 
-Run: python benchmarks/gpu_experts.py [--record]. Without a GPU it says so, and measures nothing. Rows are random
-and spread over the experts by even chances; a rate is 2 x rows x inputs x outputs over the time, so padding lowers
-it. A time is the median of three runs of ten launches. `gathered`: our matrices lie as a gather over `fsdp` leaves
-them. Ours are compared with a loop over tiles first. Peers: `torch._grouped_mm` (CUTLASS) on the same counts, where
-PyTorch is installed, and one batched product (cuBLAS) of equal buffers, which is what a capacity of 1.0 runs.
+Run: python benchmarks/gpu_experts.py [--record]. Without a GPU it says so, and measures nothing. Rows are
+random and spread over the experts by even chances; a rate is 2 x rows x inputs x outputs over the time, so
+padding lowers it. A time is the median of three runs of ten launches. `gathered`: our matrices lie as a
+gather over `fsdp` leaves them. Ours are compared with a loop over tiles first. Peers: `torch._grouped_mm`
+(CUTLASS) on the same counts, where PyTorch is installed, and one batched product (cuBLAS) of equal buffers,
+which is what a capacity of 1.0 runs.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def ours(name: str, capability: tuple[int, int], gathered: bool) -> dict[str, An
 def distance(
     x: jax.Array, matrices: jax.Array, gradient: jax.Array, tiles: Tiles, how: Grouping, axes: Axes
 ) -> float:
-    """Return the largest distance of our kernels from the loop over tiles, as a share of the largest number."""
+    """Return the largest distance of our kernels from the loop over tiles, over the largest number."""
 
     def all_three(how: Grouping) -> list[jax.Array]:
         return jax.jit(

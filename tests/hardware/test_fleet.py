@@ -35,6 +35,11 @@ counted = st.builds(
         ("512xh100-sxm", 64, 8, 8),
         ("144xGB200", 36, 4, 72),  # trays of four, a rack of 72
         ("8xGB200", 2, 4, 8),
+        ("256xGB200", 64, 4, 64),  # as many of each of four racks
+        ("1024xGB300", 256, 4, 64),
+        ("148xGB200", 37, 4, 72),  # one tray of each rack would be even
+        ("3x48xGB200", 36, 4, 48),
+        ("2x4xGB200", 2, 4, 8),  # hosts
         ("8xGH200", 8, 1, 1),
         ("8xCPU", 1, 8, 8),
         ("100xcpu", 1, 100, 100),

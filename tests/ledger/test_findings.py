@@ -222,6 +222,36 @@ def test_a_group_that_straddles_slices_is_named(lint, module, fleet, mesh, what,
         assert mend in finding.fix
 
 
+@pytest.mark.parametrize(
+    ("fleet", "mesh", "what", "mend"),
+    [
+        (
+            "144xGB200",
+            (("data", 9), ("expert", 16)),
+            "72 devices of a rack are no whole groups of expert=16: some lie in two racks",
+            "48 devices of each rack: 3x48xGB200; or a size of expert",
+        ),
+        ("3x48xGB200", (("data", 9), ("expert", 16)), "", ""),
+        ("256xGB200", (("stage", 4), ("expert", 64)), "", ""),  # 64 of each of four racks
+        (
+            "3x8xH100",
+            (("data", 4), ("tensor", 6)),
+            "8 devices of a host are no whole groups of tensor=6",
+            "a size of tensor with which groups of devices divide 8",
+        ),
+    ],
+)
+def test_a_group_that_straddles_racks_or_hosts_is_named(lint, module, fleet, mesh, what, mend):
+    (_, outer), (_, inner) = mesh
+    gather = f"all-gather(%p), dimensions={{0}}, replica_groups=[{outer},{inner}]<=[{outer * inner}]"
+    program = module("%p = f32[100]{0} parameter(0)", f"ROOT %g = f32[{100 * inner}]{{0}} {gather}")
+    findings = lint(program, fleet=Fleet.parse(fleet), mesh_axes=mesh)
+    assert [each.kind.split()[2] for each in findings] == ["straddles"] * bool(what)
+    for finding in findings:
+        assert what in finding.what
+        assert mend in finding.fix
+
+
 BATCH_MESH = (("data", 4), ("tensor", 2))
 BATCH = "%x = f32[8]{0} parameter(0), sharding={devices=[4,2]<=[8] last_tile_dim_replicate}"
 WHOLE = "%w = f32[8]{0} parameter(1), sharding={replicated}"

@@ -198,13 +198,19 @@ def test_a_step_in_eight_bits_takes_no_more_memory_than_one_in_sixteen():
 
 
 @pytest.mark.wide
-def test_experts_products_take_eight_bits_on_a_gpu_that_has_them():
-    """Without a capacity factor an expert has a slot for every token, and all slots are multiplied."""
+@pytest.mark.parametrize("capacity", ["none", "1.0"])
+def test_experts_products_take_eight_bits_on_a_gpu_that_has_them(capacity):
+    """Buffers have a slot for each choice; without them four experts have half a tile of padding each."""
     sizes = ("model.num_layers=1", "model.embed_dim=128", "model.num_heads=2", "model.num_kv_heads=2")
-    sizes += ("model.head_dim=64", "model.mlp_dim=256", "model.capacity_factor=none", "remat=none")
+    sizes += ("model.head_dim=64", "model.mlp_dim=256", f"model.capacity_factor={capacity}", "remat=none")
     batch = ("batch.sequences=4", "batch.sequence_length=128", "data.source=synthetic", "precision=fp8")
     found = mw.weigh("bytes-moe", on="1xH100", overrides=(*sizes, *batch))
-    tokens, experts = 4 * 128, found.config.model.num_experts
-    forward = 2 * tokens * (4 * 128 * 128 + experts * 3 * 128 * 256)
+    tokens, choices = 4 * 128, 2 * 4 * 128
+    attention = 2 * tokens * 4 * 128 * 128
+    rows = choices + 4 * 64 if capacity == "none" else choices
+    experts = 2 * rows * 3 * 128 * 256
+    # Without a capacity the gradient of rows is in E4M3, and the gradients of matrices in 16 bits.
+    of_gradients = (experts, 0) if capacity == "none" else (0, 2 * experts)
     by_format = found.ledger.flops.by_format
-    assert (by_format["fp8-e4m3"], by_format["fp8-e5m2"]) == (forward, 2 * forward)
+    expected = (attention + experts + of_gradients[0], 2 * attention + of_gradients[1])
+    assert (by_format["fp8-e4m3"], by_format["fp8-e5m2"]) == expected

@@ -90,14 +90,6 @@ def test_activations_come_first_where_they_are_the_larger_part():
     assert found == ["--set remat=full", "--layout fsdp=4,tensor=8", "--on 64xH100 --layout fsdp=64"]
 
 
-def test_experts_whose_buffers_hold_every_token_get_smaller_buffers_first():
-    sizes = memory(state=24 * GIB, temporaries=148 * GIB)
-    found = arguments("deepseek-ai/DeepSeek-V2-Lite", "fsdp=32", "32xH100", sizes)
-    assert found[:2] == ["--set model.capacity_factor=1.25", "--set remat=full"]
-    given = arguments("deepseek-ai/DeepSeek-V2-Lite", "fsdp=32", "32xH100", sizes, "model.capacity_factor=2")
-    assert given[0] == "--set remat=full"
-
-
 def test_a_microbatch_is_halved_to_a_divisor():
     sizes = memory(state=GIB, temporaries=148 * GIB)
     found = arguments("gpt2-124m", "data=8", "8xH100", sizes, "batch.microbatch_sequences=16", "remat=full")

@@ -40,6 +40,16 @@ def test_stages_and_tensor_split_the_rows_of_tables_if_both_divide_them(mesh):
     assert parameter_spec(("token", "embed"), mesh(stage=2), shape=(65, 8)) == P(None, None)
 
 
+def test_what_is_no_expert_is_split_over_expert_as_over_fsdp_or_under_zero1_as_over_data(mesh):
+    on, of_expert = mesh(data=2, fsdp=2, expert=2), ("experts", "embed", "mlp")
+    assert parameter_spec(("embed", "mlp"), on) == P(("fsdp", "expert"), None)
+    assert parameter_spec(of_expert, on) == P("expert", "fsdp", None)
+    assert parameter_spec(("embed", "mlp"), on, True) == P(("fsdp", "data", "expert"), None)
+    assert parameter_spec(("embed", "mlp"), on, True, in_step=True) == P("fsdp", None)
+    assert parameter_spec(of_expert, on, True) == P("expert", ("fsdp", "data"), None)
+    assert parameter_spec(of_expert, on, True, in_step=True) == P("expert", "fsdp", None)
+
+
 def test_an_activation_is_split_by_batch_and_by_tensor_inside_or_between_blocks(mesh):
     all_three = mesh(data=2, fsdp=2, tensor=2)
     assert activation_spec(("batch", "sequence", "mlp"), all_three) == P(("data", "fsdp"), None, "tensor")

@@ -377,6 +377,20 @@ def test_zero1_leaves_one_part_of_the_moments_to_each_device_that_uses_the_param
     assert sum(held) == 2 * 4 * (matrices / 8 + norms / of_norms + last / of_last)
 
 
+@pytest.mark.parametrize("zero1", ["true", "false"])
+def test_each_device_keeps_its_experts_and_its_part_of_everything_else(zero1, mesh):
+    """Of 8 experts over expert=4 each device has two, split over fsdp=2; of all others an eighth."""
+    changes = ["model.num_experts=8", "model.experts_per_token=2", f"zero1={zero1}"]
+    run = load_config("bytes-nano", [*NANO, *changes])
+    state = build_step(run, mesh(fsdp=2, expert=4)).state
+    experts = 2 * 8 * 3 * 32 * 64
+    others = 2 * (4 * 32 * 32 + 32 * 8) + 2 * 64 * 32 + 5 * 32  # attention, routers, tables, norms
+    adam = state["optimizer"][1][0]
+    for tree in (state["parameters"], adam.mu, adam.nu):
+        held = [np.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree)]
+        assert sum(held) == (experts + others) / 8
+
+
 def test_the_copy_of_a_step_is_whole_over_data_and_matrices_are_in_the_computations_format(mesh):
     axes = mesh(data=2, fsdp=2)
     parameters = initial_parameters(DECLARED, jax.random.key(0))

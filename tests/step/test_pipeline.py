@@ -12,14 +12,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.sharding import activation_spec, mesh_here, parameter_spec
+from meshwright.sharding import activation_spec, mesh_here, parameter_spec, replica_axes
 from meshwright.trainer.models import Context, initial_parameters, is_parameter, model_of
 from meshwright.trainer.models.loss import LEFT_OUT
 from meshwright.trainer.step import FORMATS, build_step
 from meshwright.trainer.step._build import declarations
-from meshwright.trainer.step._gradients import gradients_of, sum_formats
+from meshwright.trainer.step._gradients import gradients_of, only_axes, sum_formats
 from meshwright.trainer.step._padded_tables import spec_in_step
-from meshwright.trainer.step._pipeline import Pipeline, over_stages
+from meshwright.trainer.step._pipeline import Pipeline
 from meshwright.trainer.step._stage import AXIS, gather_positions, own_positions, scatter_positions
 from tests.rounding import rounding_of
 
@@ -86,7 +86,9 @@ class Run:
 
     def specs(self, mesh):
         return jax.tree.map(
-            lambda p: over_stages(spec_in_step(p, mesh, False)), self.staged(mesh), is_leaf=is_parameter
+            lambda p: only_axes(spec_in_step(p, mesh, False, in_step=True), (AXIS, *replica_axes(mesh))),
+            self.staged(mesh),
+            is_leaf=is_parameter,
         )
 
     def over_stages(self, mesh):
@@ -110,6 +112,7 @@ class Run:
             num_layers=self.config.model.num_layers,
             context_of=functools.partial(self.context_of, mesh),
             shardings=self.laid(mesh),
+            axes=replica_axes(mesh),
             specs=self.specs(mesh),
             formats=sum_formats(self.staged(mesh), self.config.gradient_sum),
         )

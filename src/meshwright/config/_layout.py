@@ -15,8 +15,8 @@ from ._section import near_divisors, or_list
 
 AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 """The axes of our own models in their default order, so that `tensor` lies inside a host."""
-BATCH_AXES = ("data", "fsdp", "expert")
-"""The axes that split the rows of a batch."""
+BATCH_AXES = ("data", "expert", "fsdp")
+"""The axes that split the rows of a batch; first those along which a device may sum gradients by itself."""
 MOST_GATHERED_BYTES = 2**28
 """Limit the bytes of one layer's keys and values that a device gathers over `context`; more go round a ring.
 
@@ -28,9 +28,9 @@ _BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tenso
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "chunks": (),  # of a pipeline's layers: of each chunk, every stage holds a part
-    "embed": ("fsdp",),
-    "latent": ("fsdp",),  # the inputs of a product with a latent, which has no other dim for fsdp
-    "experts": ("expert",),
+    "experts": ("expert",),  # comes first: an axis splits one dim of a parameter
+    "embed": ("fsdp", "expert"),
+    "latent": ("fsdp", "expert"),  # the inputs of a product with a latent, which has no other dim for them
     **_BY_TENSOR,
     "vocab": ("tensor", "stage"),  # of a head, which a step first gathers over the stages
     "token": ("stage", "tensor"),  # of an embedding that is no head: each stage looks up its own rows
@@ -42,9 +42,9 @@ PARAMETER_RULES: Rules = {
 }
 """For parameters, their gradients and moments."""
 REPLICA_AXES = ("data", "context")
-"""The axes along which all devices use the same parameters; under ZeRO-1 they divide them between steps."""
-ZERO1_RULES: Rules = {**PARAMETER_RULES, **dict.fromkeys(("embed", "latent"), ("fsdp", *REPLICA_AXES))}
-"""The same under ZeRO-1: each `fsdp` shard is divided among the devices that would all hold it."""
+"""The axes along which all devices use the same parameters."""
+ZERO1_AXES = (*REPLICA_AXES, "expert")
+"""The same under ZeRO-1, which divides parameters over them between steps; `expert` is not one of experts."""
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,
     "sequence": ("context",),  # inside a block, where heads or hidden units are split as well

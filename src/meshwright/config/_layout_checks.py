@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
 
-from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
+from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_AXES, Layout, Ticks
 from ._lora import NF4_BLOCK
 from ._run_config import RunConfig
 from ._section import Problem, input_error, near_divisors, near_multiples, or_list
@@ -125,8 +125,10 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     dims = {dim: sizes for dim, sizes in dims.items() if dim != "kv_heads" or not _repeated(sizes, layout)}
     problems += _table_problems(config, layout, dims.pop("vocab", {}), dims.get("embed", {}))
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
-        split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
-        axes = _axes_of_width(config, layout) if config.zero1 and axis == "fsdp" else (axis,)
+        # What `expert` splits together with `fsdp` is looked at with `fsdp`.
+        its = [dim for dim in dims if axis in rules[dim] and ("fsdp" in rules[dim]) == (axis == "fsdp")]
+        split = [dims[dim].items() for dim in its]
+        axes = _axes_of_width(config, layout) if axis == "fsdp" else (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
     problems += _context_problems(config, layout)
@@ -218,9 +220,9 @@ def _divided(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _axes_of_width(config: RunConfig, layout: Layout) -> tuple[str, ...]:
-    """Return the axes that split the width of parameters between steps; `context` if it has devices."""
-    axes = (ZERO1_RULES if config.zero1 else PARAMETER_RULES)["embed"][::-1]
-    return tuple(axis for axis in axes if axis != "context" or layout.size(axis) > 1)
+    """Return the axes that split the width of parameters between steps: `fsdp`, and others with devices."""
+    more = ZERO1_AXES[::-1] if config.zero1 else PARAMETER_RULES["embed"]
+    return (*(axis for axis in more if axis != "fsdp" and layout.size(axis) > 1), "fsdp")
 
 
 def _repeated(kv_heads: Mapping[str, int], layout: Layout) -> bool:

@@ -440,6 +440,7 @@ class RunConfig(Section):
     layers](../explanation/how-weighing-works.md#loops-over-layers)."""
     zero1: bool = False
     """Split parameters and moments over `data` and `context` too; parameters are gathered once a step.
+    What is no expert is split over `expert` in either case, and gathered once a step only with `zero1`.
     Effect: divides the state by `data` x `context`: [where it is
     stored](../explanation/optimizers.md#where-the-state-is-stored)."""
     state: StateConfig = StateConfig()

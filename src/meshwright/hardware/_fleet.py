@@ -40,6 +40,7 @@ from ._chip import (
 _EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512, 4xv5e-256 (four slices) or 8xCPU"
 _COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
 _SLICED = re.compile(r"(.+)-(\d{1,9})", re.ASCII)
+MORE_RACKS = 1.25  # than the fewest, at most, for a fleet with as many devices of each
 _LARGEST = 10**6  # devices: far above any machine, and within the range of the compiler's own integers
 
 
@@ -48,8 +49,9 @@ class Fleet:
     """A fleet of `num_hosts` equal hosts with `chips_per_host` JAX devices each.
 
     `chips_per_domain`: the number of devices that `inside` joins: a host, a rack of trays, or a whole TPU
-    slice. `between` joins the domains. `topology`: libtpu's name of one TPU slice ("v5p:4x8x8"), else "". A
-    fleet of several slices has as many domains, and all slices have the same shape.
+    slice. Of a rack, those that the fleet has in it (`_of_a_rack`). `between` joins the domains. `topology`:
+    libtpu's name of one TPU slice ("v5p:4x8x8"), else "". A fleet of several slices has as many domains, and
+    all slices have the same shape.
     `price_per_device_hour`: the price of one device in the user's currency; None if not set.
     """
 
@@ -101,6 +103,8 @@ class Fleet:
             return one if self.num_domains == 1 else f"{self.num_domains}x{one}"
         one_host = self.num_hosts == 1 and _fits_one_host(chip, self.chips_per_host)
         usual_hosts = chip.platform != "cpu" and self.chips_per_host == chip.chips_per_host
+        if self.domain == "rack" and self.chips_per_domain != _of_a_rack(chip, self.num_devices):
+            return f"{self.num_domains}x{self.chips_per_domain}x{chip.name}"
         if one_host or usual_hosts:
             return f"{self.num_devices}x{chip.name}"
         return f"{self.num_hosts}x{self.chips_per_host}x{chip.name}"
@@ -109,7 +113,8 @@ class Fleet:
     def parse(cls, text: str) -> Fleet:
         """Read "64xH100", "16x4xA100-80GB" (hosts x chips), "v5p-512" (as Google names it) or "8xCPU".
 
-        "4xv5e-256" is four slices of that shape, joined by the network between them.
+        "4xv5e-256" is four slices of that shape, joined by the network between them. "256xGB200" has 64
+        devices of each of four racks (`_of_a_rack`); "2x72xGB200" is two whole racks, "3x48xGB200" three.
 
         Raises:
             InputError: the text cannot be parsed, or no such chip, count or slice exists.
@@ -204,8 +209,36 @@ def _example_of(chip: Chip) -> str:
 def _hosts(chip: Chip, num_hosts: int, chips_per_host: int) -> Fleet:
     """Return a fleet of equal hosts. A domain spans hosts only where the chip's does (a rack of trays)."""
     spans = chip.chips_per_domain > chip.chips_per_host
-    domain = min(chip.chips_per_domain, num_hosts * chips_per_host) if spans else chips_per_host
+    domain = _of_a_rack(chip, num_hosts * chips_per_host) if spans else chips_per_host
     return Fleet(chip=chip, num_hosts=num_hosts, chips_per_host=chips_per_host, chips_per_domain=domain)
+
+
+def _of_a_rack(chip: Chip, count: int) -> int:
+    """Return how many devices of each rack a fleet of `count` has, if nothing else is said.
+
+    All of them if they come out even. Otherwise as many trays of each rack, so that no group of devices lies
+    unevenly over racks, unless that needs more than a quarter more racks.
+
+    >>> [_of_a_rack(CATALOG["GB200"], count) for count in (8, 72, 144, 256, 1024, 100)]
+    [8, 72, 72, 64, 64, 72]
+    """
+    most, tray = chip.chips_per_domain, chip.chips_per_host
+    if count <= most or count % most == 0:
+        return min(count, most)
+    even = max((size for size in range(tray, most + 1, tray) if count % size == 0), default=most)
+    return even if count / even <= MORE_RACKS * math.ceil(count / most) else most
+
+
+def _racks(text: str, chip: Chip, num_racks: int, each: int) -> Fleet:
+    """Return the fleet of a text such as "4x64xGB200"."""
+    tray, most = chip.chips_per_host, chip.chips_per_domain
+    if each > most or each % tray:
+        below = min(each, most) // tray * tray
+        raise InputError(
+            f"fleet {text!r}: a rack of {chip.name} has {most} devices in trays of {tray}",
+            hint=f"write {num_racks}x{below}x{chip.name} for {below} of each of {num_racks} racks",
+        )
+    return Fleet(chip=chip, num_hosts=num_racks * each // tray, chips_per_host=tray, chips_per_domain=each)
 
 
 def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
@@ -218,6 +251,8 @@ def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
     counts = [int(first)] if second is None else [int(first), int(second)]
     if not 1 <= math.prod(counts) <= _LARGEST:
         raise InputError(f"fleet {text!r} has {math.prod(counts)} devices", hint=_example_of(chip))
+    if len(counts) == 2 and chip.chips_per_host < counts[1] and chip.chips_per_domain > chip.chips_per_host:
+        return _racks(text, chip, *counts)
     if len(counts) == 2:
         return _hosts(chip, *counts)
     count, usual = counts[0], chip.chips_per_host

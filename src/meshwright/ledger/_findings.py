@@ -4,8 +4,8 @@ Looked for: large arguments that every device holds whole although an axis could
 that are identical on several devices although the batch could be divided among them; work that several
 devices duplicate; arguments meant for host memory that the compiler keeps on the device; gathers whose result
 is sliced again; gradients reduced in every microbatch; float32 matmuls among those in a narrower format; axes
-that would fit in a host but leave it; groups that straddle TPU slices. Except for host memory, findings below
-1 % of the device's memory, of the step's FLOPs or of its traffic are left out.
+that would fit in a host but leave it; groups that straddle hosts, racks or TPU slices. Except for host
+memory, findings below 1 % of the device's memory, of the step's FLOPs or of its traffic are left out.
 
 `Replication` finds the axes along which all devices hold the same value. Every value of the program gets the
 set of axes along which devices may differ, starting from the shardings of the arguments. The result of an
@@ -73,6 +73,7 @@ def findings_of(
     sent_bytes = sum(c.wire_bytes for c in traffic)
     return (
         *_axes_between_slices(compiled.mesh_axes, fleet, traffic),
+        *_groups_over_domains(compiled.mesh_axes, fleet, traffic, SMALL_SHARE * sent_bytes),
         *_replicated_arguments(compiled, small_bytes),
         *_replicated_activations(executions.program, compiled, memory, small_bytes),
         *_duplicated_work(flops, dict(compiled.mesh_axes)),
@@ -252,6 +253,32 @@ def _axes_that_leave_the_host(
                 source_line="",
                 fix="take another order of the axes where the prediction, which walks them all, names one",
             )
+
+
+def _groups_over_domains(
+    mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...], least_bytes: float
+) -> Iterator[Finding]:
+    """Yield findings on axes whose groups fit in a domain, of which some lie in two: 64 in racks of 72."""
+    domain, tray, chip, reach = fleet.chips_per_domain, fleet.chips_per_host, fleet.chip.name, 1
+    if fleet.domain == "slice":
+        return
+    for name, size in reversed(mesh_axes):
+        reach *= size
+        sent = sum(c.wire_bytes for c in traffic if c.axes == (name,) and c.link == "between")
+        if size == 1 or reach > domain or domain % reach == 0 or sent <= least_bytes:
+            continue
+        whole = [n for n in range(reach, domain, reach) if n % tray == 0 and fleet.num_devices % n == 0]
+        mend = f"a size of {name} with which groups of devices divide {domain}"
+        if fleet.domain == "rack" and whole:
+            each = max(whole)
+            mend = f"{each} devices of each rack: {fleet.num_devices // each}x{each}x{chip}; or {mend}"
+        yield Finding(
+            kind=f"group that straddles {fleet.domain}s",
+            what=f"{domain} devices of a {fleet.domain} are no whole groups of {name}={size}: some lie in "
+            f"two {fleet.domain}s, and a device sends {format_rate(sent, 'B')} a step over {name}",
+            source_line="",
+            fix=mend,
+        )
 
 
 def _axes_between_slices(mesh_axes: Axes, fleet: Fleet, traffic: tuple[Collective, ...]) -> Iterator[Finding]:

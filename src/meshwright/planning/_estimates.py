@@ -36,7 +36,35 @@ from meshwright.config import (
 )
 from meshwright.predict import Machine, attention_seconds
 
-from ._messages import collective_of
+from ._fitted import (
+    ATTENTION_BACKWARD,
+    BACKWARD_BYTES,
+    EXPOSED,
+    EXPOSED_GATHERS_OF_KEYS,
+    FORWARD_AND_BACKWARD,
+    FORWARD_BYTES,
+    FP32,
+    FULL_IN_PIPELINE,
+    HEAD_BYTES,
+    HEAD_OVER_MEMORY,
+    HIDDEN,
+    KEPT_IN_PIPELINE,
+    KERNELS,
+    KERNELS_OF_A_HOP,
+    MERGE_BYTES,
+    MOST_DEVICES,
+    NARROW,
+    OVERLAP,
+    PASSES_IN_PIPELINE,
+    PASSES_OF_SLOTS,
+    PIECES_OF_A_RING,
+    PIECES_OF_GATHERED_KEYS,
+    REPEATED_IN_PIPELINE,
+    STATE_PASSES,
+    SUM_BYTES,
+    SUMS_OVER_CONTEXT,
+)
+from ._messages import seconds_of
 from ._remat_values import (
     is_list,
     keeps,
@@ -48,46 +76,6 @@ from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candid
 from ._state import Weights, bytes_of_state, moments_of, share_of_tables, weights_of
 
 Numbers = NDArray[np.float64]
-
-FP32, NARROW = 4, 2  # bytes of a parameter, and of an activation in 16 bits
-MOST_DEVICES = 10**6
-ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
-
-# Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
-# of the MLP's hidden width, and of the heads' width. These, the constants below and the `kept_bytes` of
-# policies were read off 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed
-# 14); it scores others.
-FORWARD_BYTES = (16.0, 8.0, 8.0)
-BACKWARD_BYTES = (32.0, 20.0, 12.0)
-MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
-KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
-PIECES_OF_A_RING = 1.7  # between one piece for each device and two
-# The next two were set beside one compiled step alone, 405B with 131,072 tokens (docs/dev/adr/0014);
-# what `alternate-dots` keeps is counted.
-PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
-EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
-# Of the gathers of weights, what the compiler's schedule hides behind computation. Fitted: the median of
-# eleven compiled programs that fit (8B and 70B, `fsdp` alone and with each other axis), hiding 71 to 97 %.
-HIDDEN = 0.9
-FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
-PASSES_IN_PIPELINE = 3.0  # the same in a pipeline whose stages do not recompute everything
-# What a pipeline waits for, in the same units: a constant; for each unit of forward products by which the
-# messages are longer than a share of them; and for each stage by microbatch, in ticks that only run forward.
-# Without and with everything recomputed. Read off the pipelines of records/2026-11-25_tensor_messages.toml.
-KEPT_IN_PIPELINE = (0.2, 1.5, 0.6, 0.7)
-FULL_IN_PIPELINE = (0.4, 1.0, 0.25, 1.5)
-SUMS_OVER_CONTEXT = 1.4  # of the exposed sums of one microbatch's gradients over `context`
-PASSES_OF_SLOTS = 6.0  # over what a pipeline keeps: written, copied into a slot and out of it, read
-REPEATED_IN_PIPELINE = 0.9  # of the forward products, under `full`; without stages, all but the last
-EXPOSED = 0.75  # of the messages over `tensor` and `expert`, what nothing hides
-# Where a candidate needs more memory than a device has, XLA hides no message behind computation, and repeats
-# work of its own accord: the head's forward product twice (five products for three), and in a pipeline that
-# keeps products, the gate's once. Read off 72 compiled candidates of the same models (seed 15).
-HEAD_OVER_MEMORY = 5 / 3
-SUM_BYTES = 16.0  # for each number of the gradients that a microbatch adds to a float32 sum
-OVERLAP = 0.3  # of attention, what hides the ring
-HEAD_BYTES = 10.0  # read and written for each logit: cast, maximum, exponential, gradient
-STATE_PASSES = 7  # arrays of 4 bytes that the update reads or writes for each parameter: Adam's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +133,9 @@ class Form:
         self.micro = candidates.microbatch.astype(float)
         self.remat = candidates.settings["remat"]
         self.offload = candidates.settings["offload"]
-        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context > 1)
+        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data * self.context * self.expert > 1)
+        # The devices that gather what is no expert, in each pass.
+        self.sharing = self.fsdp * np.where(self.zero1, 1.0, self.expert)
         self.length = float(config.batch.sequence_length)
         self.tokens = self.micro * self.length / self.context  # of one microbatch on one device
         self.passes = config.batch.sequences / (self.replicas * self.micro)
@@ -194,19 +184,26 @@ class Form:
     def _held(self, weights: Weights, *, over_data: bool) -> Numbers:
         """Return the parameters that one device holds between steps, or within one (not `over_data`).
 
-        Between steps ZeRO-1 divides them over data and context too.
+        Between steps ZeRO-1 divides them over data and context too, and over expert what is no expert.
         """
-        ways = self.fsdp * np.where(self.zero1 & over_data, self.data * self.context, 1.0)
+        ways = np.where(self.zero1 & over_data, self.data * self.context, 1.0)
+        experts = weights.experts / (self.stage * self.tensor * self.expert * self.fsdp * ways)
+        return self._held_of_others(weights, over_data=over_data) + experts
+
+    def _held_of_others(self, weights: Weights, *, over_data: bool) -> Numbers:
+        """Return the parameters of no expert that one device holds, as `_held`."""
+        more = self.data * self.context * self.expert
+        ways = self.sharing * np.where(self.zero1 & over_data, more, 1.0)
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
-        blocks = (of_blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
+        blocks = (of_blocks / self.tensor + weights.norms) / self.stage
         tables = share_of_tables(self.config, self.stage, self.tensor, between_steps=over_data)
-        return (blocks + weights.norms / self.stage + tables * weights.tables / self.tensor) / ways
+        return (blocks + tables * weights.tables / self.tensor) / ways
 
     def _held_trained(self, *, over_data: bool) -> Numbers:
         """Return the trained parameters that one device holds; adapters as if both axes divided all."""
         if not self.frozen:
             return self._held(self.weights, over_data=over_data)
-        return self.config.num_trained_parameters / (self.fsdp * self.tensor)
+        return self.config.num_trained_parameters / (self.sharing * self.tensor)
 
     def _frozen_bytes(self) -> Any:
         """Return the bytes of the frozen parameters that one device holds."""
@@ -241,12 +238,13 @@ class Form:
         held = self._held_trained(over_data=False)
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
-        beside = np.where(self.fsdp * self.expert > 1, NARROW, 0) if not self.frozen else NARROW
+        beside = np.where(self.sharing > 1, NARROW, 0) if not self.frozen else NARROW
         one_pass = np.where(self.passes > 1, self.sum_bytes + beside, NARROW)
         gradients = held * np.where(self.stage > 1, self.sum_bytes, one_pass)
-        per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
+        blocks, experts = self._layer_bytes()
         tables = self.weights.tables / self.tensor
-        copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
+        copies = np.where(self.sharing > 1, 3 * blocks + 2 * NARROW * tables, 0.0) + tables * NARROW
+        copies = copies + np.where(self.fsdp > 1, 3 * experts, 0.0)
         padded = tables * self.parameter_bytes
         copies = copies + np.where(self.vocab % self.tensor, padded, 0.0)
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
@@ -364,19 +362,25 @@ class Form:
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
         ring = np.where(self._gathers_keys(), EXPOSED_GATHERS_OF_KEYS * self._gathers_of_keys(), ring)
-        gathers = 2 * self._gather(self._gathered_bytes(), FSDP)
+        gathers = 2 * self._gathers_of_layer(1 / NARROW if self.config.precision == "fp8" else 1.0)
         if not self.frozen:  # the gradients are scattered as the weights are gathered
-            gathers = gathers + self._gather(self._layer_bytes() * self.gradient_bytes / NARROW, FSDP)
+            gathers = gathers + self._gathers_of_layer(self.gradient_bytes / NARROW)
         hidden = self._at_most(HIDDEN) * gathers
         fsdp = gathers - hidden + np.maximum(0.0, hidden - busy)
         share = self.config.num_trained_parameters / self.config.model.num_parameters
-        layer_gradients = self._layer_bytes() * (share if self.frozen else 1.0)
-        summed = self.collective("all-reduce", layer_gradients / self.fsdp, CONTEXT, times=2.0)
+        blocks_bytes, experts_bytes = self._layer_bytes()
+        layer_gradients = blocks_bytes / self.sharing + experts_bytes / self.fsdp
+        layer_gradients = layer_gradients * (share if self.frozen else 1.0)
+        summed = self.collective("all-reduce", layer_gradients, CONTEXT, times=2.0)
         waits = np.where(self.inputs_wait, 2 * self._host(self._block_inputs_of_one()), 0.0)
         hop = self._permute(self._block_inputs_of_one(), STAGE)
         parts = {name: blocks * seconds for name, seconds in compute.items()}
         parts["tensor"] = blocks * messages
         parts["expert"] = blocks * self._expert_messages() * (2 + repeats["matmul"]) * exposed
+        # ZeRO-1 scatters gradients and gathers parameters once.
+        parts["expert"] = parts["expert"] + self._gather(
+            self._over_expert * (self.sum_bytes + NARROW), EXPERT
+        )
         in_passes = np.where((self.stage > 1) | (self.passes > 1), 0.0, SUMS_OVER_CONTEXT * summed)
         parts["context"] = blocks * (ring + in_passes) + self._sum_over_context()
         parts["fsdp"] = blocks * fsdp
@@ -548,16 +552,23 @@ class Form:
         each = self.tokens * self.keys_width / self.tensor * (4 * NARROW + 2 * FP32)
         return (self.context - 1) * self._permute(each, CONTEXT)
 
-    def _layer_bytes(self) -> Numbers:
-        """Return the bytes of one block's weights in 16 bits, gathered over `fsdp`."""
-        per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
-        return per_layer * NARROW
+    def _layer_bytes(self) -> tuple[Numbers, Numbers]:
+        """Return the bytes of one block's gathered weights in 16 bits: of all but experts, and of experts."""
+        scale = NARROW / self.layers / self.tensor
+        return self.weights.blocks * scale, self.weights.experts / self.expert * scale
 
-    def _gathered_bytes(self) -> Numbers:
-        """Return the bytes of one block's weights as `fsdp` gathers them: one for each in fp8."""
-        if self.config.precision != "fp8":
-            return self._layer_bytes()
-        return self._layer_bytes() / NARROW
+    def _gathers_of_layer(self, share: float) -> Numbers:
+        """Return the seconds in which the devices that share one block's weights gather them, or scatter.
+
+        `share`: of the bytes that they have in 16 bits.
+        """
+        blocks, experts = self._layer_bytes()
+        return self._gather_width(blocks * share) + self._gather(experts * share, FSDP)
+
+    def _gather_width(self, whole_bytes: Any) -> Numbers:
+        """Return the seconds of a gather of what is no expert: over `fsdp`, and `expert` without ZeRO-1."""
+        both = self._gather(whole_bytes, FSDP, EXPERT)
+        return np.where(self.zero1, self._gather(whole_bytes, FSDP), both)
 
     def _block_inputs_of_one(self) -> Numbers:
         return self.tokens * self.width * self.activation_bytes / self.tensor
@@ -625,7 +636,7 @@ class Form:
             + (0.0 if self.frozen else self._product(vocab, width, rows))
         )
         formats = 2 * NARROW + (0 if self.frozen else self.gradient_bytes)
-        gathers = self._gather(self.weights.tables / self.tensor * formats, FSDP)
+        gathers = self._gather_width(self.weights.tables / self.tensor * formats)
         hidden = self._at_most(HIDDEN) * gathers
         exposed = gathers - hidden + np.maximum(0.0, hidden - work)
         length = self.length / self.context
@@ -638,14 +649,20 @@ class Form:
 
         With several microbatches their sums are reduced once, after the last. With one, gradients are
         reduced during the backward pass, which hides them for half of the time of all passes. Under ZeRO-1
-        what crosses `data` is what a scatter over `context` leaves.
+        what crosses `data` is what scatters over `context` and `expert` leave.
         """
         held = self._held_trained(over_data=False)
-        left = held / np.where(self.zero1, self.context, 1.0)
+        left = (held - self._over_expert) / np.where(self.zero1, self.context, 1.0)
+        left = left + self._over_expert / (self.context * self.expert)
         after = np.where(self.zero1, 1.0, 2.0) * self._gather(left * self.sum_bytes, DATA)
         during = np.maximum(0.0, 2 * self._gather(held * self.gradient_bytes, DATA) - 0.5 * in_blocks)
         gathers = self._gather(left * NARROW, DATA) + self._gather(held * NARROW, CONTEXT)
         return np.where(self.passes > 1, after, during) + np.where(self.zero1, gathers, 0.0)
+
+    @property
+    def _over_expert(self) -> Numbers:
+        """Return the parameters that ZeRO-1 divides over `expert` between steps, as a device holds them."""
+        return np.where(self.zero1, self._held_of_others(self.weights, over_data=False), 0.0)
 
     def _sum_over_context(self) -> Numbers:
         """Return the seconds of the one sum of gradients over `context` that follows several microbatches.
@@ -669,29 +686,19 @@ class Form:
 
     # Messages
 
-    def _gather(self, whole_bytes: Any, axis: int) -> Numbers:
-        """Return the seconds of an all-gather, or a reduce-scatter, of an array over one axis."""
-        return self.collective("all-gather", np.broadcast_to(whole_bytes, self.tokens.shape), axis)
+    def _gather(self, whole_bytes: Any, *axes: int) -> Numbers:
+        """Return the seconds of an all-gather, or a reduce-scatter, of an array over some axes together."""
+        return self.collective("all-gather", np.broadcast_to(whole_bytes, self.tokens.shape), *axes)
 
     def _permute(self, num_bytes: Numbers, axis: int) -> Numbers:
         return self.collective("collective-permute", num_bytes, axis, times=1.0)
 
-    def collective(self, kind: str, whole_bytes: Numbers, axis: int, times: float | None = None) -> Numbers:
-        """Return the seconds of a collective over one axis, 0 where its size is 1; as `predict` prices it.
+    def collective(self, kind: str, whole_bytes: Numbers, *axes: int, times: float | None = None) -> Numbers:
+        """Return the seconds of a collective over some axes together, 0 where they have one device.
 
-        `times`: the share of the array that one device sends; (n - 1) / n if None.
+        They are those by which `predict` prices it. `times`: the share of the array that one device sends;
+        (n - 1) / n if None.
         """
-        machine, size = self.machine, self.candidates.sizes[:, axis].astype(float)
-        members = self.members[:, axis]
-        seconds = np.zeros_like(size)
-        for n, m in {
-            *zip(*np.unique(size + 1j * members).view(float).reshape(-1, 2).T.tolist(), strict=True)
-        }:
-            if n == 1:
-                continue
-            rows = (size == n) & (members == m)
-            d = float(np.ceil(n / m))
-            share = (n - 1) / n if times is None else times
-            of_kind = (int(n), int(m), int(d))
-            seconds[rows] = collective_of(machine, kind, whole_bytes[rows], share, *of_kind)
-        return seconds * machine.factors.of(kind)
+        sizes = self.candidates.sizes[:, axes].prod(axis=1).astype(float)
+        members = self.members[:, axes].prod(axis=1)
+        return seconds_of(self.machine, kind, whole_bytes, sizes, members, times)

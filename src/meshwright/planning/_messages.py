@@ -1,4 +1,4 @@
-"""Price a collective over one axis for many candidates at once, as `predict` prices it."""
+"""Price a collective over some axes for many candidates at once, as `predict` prices it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,34 @@ from meshwright.predict import Machine, collective_seconds
 Numbers = NDArray[np.float64]
 
 
-def collective_of(
+def seconds_of(
+    machine: Machine, kind: str, whole: Numbers, sizes: Numbers, members: Numbers, times: float | None
+) -> Numbers:
+    """Return the seconds of a collective of one kind, by candidate; 0 in a group of one device.
+
+    Args:
+        whole: the bytes of the whole array.
+        sizes, members: devices of a group, and those of them in one fast domain.
+        times: the share of the array that one device sends; (n - 1) / n if None.
+
+    Raises:
+        InputError: a group spans a link for which the catalog has no rate.
+    """
+    seconds = np.zeros_like(sizes)
+    for size, inside in np.unique(np.stack([sizes, members], axis=1), axis=0).tolist():
+        if size == 1:
+            continue
+        rows = (sizes == size) & (members == inside)
+        share = (size - 1) / size if times is None else times
+        of_kind = (int(size), int(inside), int(np.ceil(size / inside)))
+        seconds[rows] = _of_one_kind(machine, kind, whole[rows], share, *of_kind)
+    return seconds * machine.factors.of(kind)
+
+
+def _of_one_kind(
     machine: Machine, kind: str, whole: Numbers, share: float, size: int, members: int, domains: int
 ) -> Numbers:
-    """Return the seconds of a collective of one kind, by candidate.
+    """Return the seconds of a collective in groups of one size, by candidate.
 
     Between hosts of GPUs, NCCL's rings use both links at once. Between TPU slices, XLA reduces inside each,
     then joins each device's part with its like in the other slices, then gathers inside.

@@ -434,15 +434,16 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
     else:
         rules["stage is more than the model's layers"] = stage <= min(layers.values())
     for axis, place in (("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
-        split = [size for dim, by_key in dims.items() if axis in both[dim] for size in by_key.values()]
-        divides = _all_divisible(split, sizes[:, place])
+        its = [dim for dim in dims if axis in both[dim] and ("fsdp" in both[dim]) == (axis == "fsdp")]
+        split = [size for dim in its for size in dims[dim].values()]
+        divides = _all_divisible(split, sizes[:, place] * (sizes[:, EXPERT] if axis == "fsdp" else 1))
         if axis == "tensor":
             divides &= _divide_or_repeat(kv_heads.values(), tensor)
         rules[f"{axis} does not divide the model's sizes"] = divides
         if not split:
             rules[f"{axis} splits nothing of the model"] = sizes[:, place] == 1
     for rows in vocabulary.values():
-        by_columns = _all_divisible(dims["embed"].values(), sizes[:, FSDP] * tensor)
+        by_columns = _all_divisible(dims["embed"].values(), sizes[:, FSDP] * sizes[:, EXPERT] * tensor)
         rules["fsdp and tensor divide no side of the tables"] = (rows % (stage * tensor) == 0) | by_columns
     if takes_sequences:
         pieces = context * np.lcm(2, tensor)
@@ -540,7 +541,7 @@ def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> 
     """Mark the candidates to keep: one whose program a setting does not change has its first value alone."""
     first = candidates.settings[name] == values[0]
     if name == "zero1":
-        return first | (candidates.size(DATA) * candidates.size(CONTEXT) > 1)
+        return first | (candidates.size(DATA) * candidates.size(CONTEXT) * candidates.size(EXPERT) > 1)
     if name == "pipeline":  # gpipe keeps more than 1f1b and is as fast: only if somebody asks for it
         return first | ((candidates.size(STAGE) > 1) & (len(values) < len(SETTINGS[name])))
     return np.ones(len(candidates), bool)
@@ -587,7 +588,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         for size in by_key.values()
     ]  # fmt: skip
     tensor, context = candidates.size(TENSOR), candidates.size(CONTEXT)
-    sharing = candidates.size(DATA) * context * candidates.size(FSDP)  # the state under ZeRO-1
+    sharing = candidates.num_replicas * context  # the state under ZeRO-1
     widths = model.sizes.split_dims.get("embed", {}).values()
     in_rows = candidates.size(STAGE) * tensor
     by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), in_rows)

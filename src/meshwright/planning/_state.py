@@ -23,7 +23,10 @@ from meshwright.config import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Numbers of parameters, by the axes that divide them."""
+    """Numbers of parameters, by the axes that divide them.
+
+    All but the experts are divided over `expert` as over `fsdp`; under ZeRO-1 as over `data`, between steps.
+    """
 
     blocks: float  # matrices of all blocks: stage, fsdp, tensor
     keys: float  # of these those of keys and values, which `tensor` divides no further than their heads

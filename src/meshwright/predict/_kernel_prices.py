@@ -105,6 +105,7 @@ def _written(program: Program, computation: Computation, value: Instruction) -> 
 
 
 _HOST_SPACE = 5
+EIGHT_BITS = "fp8"
 NUM_DIMS_OF_MATRICES = 3  # experts, inputs, outputs
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
@@ -176,13 +177,15 @@ def kernel_of(
         if (kernel := traced_kernel_of(place)) is not None:
             if kernel.name in runs()["grouped"]["shares"]:
                 seconds = _grouped_seconds(machine, inner, place, kernel, format_name, peak)
-                known_on = runs()["grouped"]["chips"]
+                known_on = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
             else:
                 seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
                 known_on = [machine.name] if machine.is_tpu and kernel.name.startswith(SPLASH) else []
             if machine.name not in known_on:
-                like = f"the share of {known_on[0]}" if known_on else f"a {kernel.kind} of ours"
-                unpriced.append(f"kernel {kernel.name}: no rate of it is known, it is priced as {like}")
+                unpriced.append(
+                    f"kernel {kernel.name}: no rate of it is known on {machine.name} in {format_name}, "
+                    f"it is priced as a {kernel.kind} of ours"
+                )
         elif in_library:
             at_peak, moved = work.flops / peak, num_bytes / machine.memory_bytes_per_second
             seconds = max(at_peak, moved / machine.memory_efficiency)

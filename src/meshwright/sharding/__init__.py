@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._partition_rules import sequence_length as sequence_length
     from ._partition_rules import shape_of_layers as shape_of_layers
     from ._partition_rules import token_axes as token_axes
+    from ._partition_rules import whole_size as whole_size
+    from ._partition_rules import width_axes as width_axes
     from ._partition_rules import zeros_here as zeros_here
     from ._place import abstract as abstract
     from ._place import place as place

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from meshwright.config import ACTIVATION_RULES, PARAMETER_RULES, REPLICA_AXES, ZERO1_RULES, Rules
+from meshwright.config import ACTIVATION_RULES, PARAMETER_RULES, REPLICA_AXES, ZERO1_AXES, Rules
 
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
@@ -27,6 +27,8 @@ TABLES = ("embedding", "head")
 """The parameters whose rows are a vocabulary."""
 TABLE_ROWS = ("vocab", "token")
 """The names of their first dim: of one that gives logits, and of one in which tokens are only looked up."""
+EXPERTS = ("experts",)
+"""The names of the dim that counts experts."""
 KV_HEADS = "kv_heads"
 """The dimension of key-value heads. Where `tensor` has more devices, each head serves several of them."""
 
@@ -36,9 +38,14 @@ def axis_size(mesh: AnyMesh, axis: str) -> int:
     return 1 if axis in mesh.manual_axes else mesh.shape.get(axis, 1)
 
 
+def whole_size(mesh: AnyMesh, axis: str) -> int:
+    """Return the size of an axis, also where it is manual; 1 if the mesh lacks it."""
+    return mesh.shape.get(axis, 1)
+
+
 def ring_size(mesh: AnyMesh) -> int:
     """Return how many devices share a sequence, also where `context` is manual; 1 without the axis."""
-    return mesh.shape.get("context", 1)
+    return whole_size(mesh, "context")
 
 
 def sequence_length(length: int, mesh: AnyMesh) -> int:
@@ -94,22 +101,33 @@ def on_each_device(local: Callable[..., Any], mesh: AnyMesh, inputs: Any, output
 
 
 def _spec(dims: Sequence[str], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
+    """Return the PartitionSpec by these rules; an axis splits one dim, that of experts before all others."""
+    of_experts = {axis for dim in dims if dim in EXPERTS for axis in rules[dim]}
     parts: list[str | tuple[str, ...] | None] = []
     for dim in dims:
-        axes = tuple(axis for axis in rules[dim] if axis_size(mesh, axis) > 1)
+        taken = () if dim in EXPERTS else of_experts
+        axes = tuple(axis for axis in rules[dim] if axis_size(mesh, axis) > 1 and axis not in taken)
         parts.append(None if not axes else axes[0] if len(axes) == 1 else axes)
     return PartitionSpec(*parts)
 
 
 def parameter_spec(
-    dims: Sequence[str], mesh: AnyMesh, zero1: bool = False, shape: Sequence[int] | None = None
+    dims: Sequence[str],
+    mesh: AnyMesh,
+    zero1: bool = False,
+    shape: Sequence[int] | None = None,
+    *,
+    in_step: bool = False,
 ) -> PartitionSpec:
-    """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`.
+    """Return the PartitionSpec of a parameter with these dimension names.
 
-    `shape`: of a parameter at rest. Key-value heads are whole where `tensor` has more devices. Of a table
-    with a vocabulary that `stage` and `tensor` do not divide, `tensor` splits the columns.
+    Args:
+        zero1: whether the run divides the state of replicas.
+        shape: of a parameter at rest. Key-value heads are whole where `tensor` has more devices. Of a table
+            with a vocabulary that `stage` and `tensor` do not divide, `tensor` splits the columns.
+        in_step: while a step computes, when the replicas have gathered what ZeRO-1 divides.
     """
-    rules = _zero1_rules(mesh) if zero1 else PARAMETER_RULES
+    rules = _rules_of(mesh, zero1, in_step)
     if shape is not None and num_repeats(dims, shape, mesh) > 1:
         rules = {**rules, KV_HEADS: ()}
     if shape and dims[0] in TABLE_ROWS:
@@ -119,18 +137,31 @@ def parameter_spec(
     return _spec(dims, mesh, rules)
 
 
-def replica_axes(mesh: AnyMesh) -> tuple[str, ...]:
+def replica_axes(mesh: AnyMesh, zero1: bool = False) -> tuple[str, ...]:
     """Return the axes of more than one device along which a step uses the same parameters, outermost first.
 
-    Shards in the mesh's order take one reduce-scatter over all of them; XLA makes none for another order.
+    Experts differ along `expert`, which is such an axis for all others under ZeRO-1. Shards in the mesh's
+    order take one reduce-scatter over all of them; XLA makes none for another order.
     """
-    return tuple(axis for axis in mesh.axis_names if axis in REPLICA_AXES and axis_size(mesh, axis) > 1)
+    chosen = ZERO1_AXES if zero1 else REPLICA_AXES
+    return tuple(axis for axis in mesh.axis_names if axis in chosen and axis_size(mesh, axis) > 1)
 
 
-def _zero1_rules(mesh: AnyMesh) -> Rules:
-    """Return `ZERO1_RULES` with the axes of replicas in the order of the mesh."""
-    first = tuple(axis for axis in ZERO1_RULES["embed"] if axis not in REPLICA_AXES)
-    return {**ZERO1_RULES, **dict.fromkeys(("embed", "latent"), first + replica_axes(mesh))}
+def width_axes(mesh: AnyMesh, zero1: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes that split a parameter's width within a step, and those by which ZeRO-1 splits it then.
+
+    They are of more than one device, and not of experts. A gradient is scattered over the first, then over
+    the others.
+    """
+    replicas = replica_axes(mesh, zero1) if zero1 else ()
+    chosen = (axis for axis in mesh.axis_names if axis in PARAMETER_RULES["embed"] and axis not in replicas)
+    return tuple(axis for axis in chosen if axis_size(mesh, axis) > 1), replicas
+
+
+def _rules_of(mesh: AnyMesh, zero1: bool, in_step: bool) -> Rules:
+    """Return `PARAMETER_RULES` with the axes of the width that this mesh and ZeRO-1 have."""
+    within, more = width_axes(mesh, zero1)
+    return {**PARAMETER_RULES, **dict.fromkeys(("embed", "latent"), within if in_step else within + more)}
 
 
 def num_repeats(dims: Sequence[str], shape: Sequence[int], mesh: AnyMesh) -> int:
@@ -195,12 +226,12 @@ def gather(
     wide_gradient: bool = False,
     narrowed: Callable[[Array], tuple[Array, Array]] | None = None,
 ) -> Any:
-    """Return a parameter ready for use: cast to `dtype`, and gathered over `fsdp`.
+    """Return a parameter ready for use: cast to `dtype`, and gathered over `fsdp` and `expert`.
 
-    The gradient takes the reverse path: it is reduce-scattered over `fsdp` in its own format, then cast to
+    The gradient takes the reverse path: it is reduce-scattered over them in its own format, then cast to
     the parameter's. (A plain sharding constraint would pin the gradient to the gathered layout, which
-    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data` and `context`, and its
-    gradient is reduce-scattered over both too.
+    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, `context` and `expert`,
+    and its gradient is reduce-scattered over these too.
 
     Key-value heads fewer than the devices along `tensor` are repeated to as many, one for each device.
 
@@ -216,7 +247,7 @@ def gather(
     if num_shards(mesh) == 1 and narrowed is None:
         return x.astype(of_gradient)
     x = _repeated(x, mesh, dims, zero1)
-    at_rest = NamedSharding(mesh, parameter_spec(dims, mesh))
+    at_rest = NamedSharding(mesh, parameter_spec(dims, mesh, zero1, in_step=True))
     left = NamedSharding(mesh, parameter_spec(dims, mesh, zero1))
     in_use = NamedSharding(mesh, _spec(dims, mesh, {**PARAMETER_RULES, "embed": (), "latent": ()}))
     stored = x.dtype
@@ -250,7 +281,7 @@ def _repeated(x: Array, mesh: AnyMesh, dims: tuple[str, ...], zero1: bool) -> Ar
     if repeats == 1:
         return x
     place = dims.index(KV_HEADS)
-    each = NamedSharding(mesh, parameter_spec(dims, mesh))
+    each = NamedSharding(mesh, parameter_spec(dims, mesh, zero1, in_step=True))
     whole = NamedSharding(mesh, parameter_spec(dims, mesh, zero1, x.shape))
 
     @jax.custom_vjp
@@ -290,7 +321,7 @@ def look_up(
     *,
     in_loop: bool = False,
 ) -> Array:
-    """Return the rows of `table` [rows, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
+    """Return the rows of `table` [rows, embed] (with all columns) at `indices` [batch, sequence].
 
     The rows are cast to `dtype`, if given; their gradient is summed over devices in the format of `table`.
 
@@ -365,7 +396,7 @@ def _table_gradient(
     gradient: Array,
     sums: Array | None = None,
 ) -> Array:
-    """Return the gradient of this device's rows and, over `fsdp`, columns of the table; added to `sums`.
+    """Return the gradient of this device's rows and columns of the table; added to `sums`.
 
     The device receives its columns of every token's gradient.
     """
@@ -373,16 +404,17 @@ def _table_gradient(
         gradient = jax.lax.psum(gradient, "stage")
     if "tensor" in axes:
         gradient = jax.lax.all_gather(gradient, "tensor", axis=1, tiled=True)
-    if _one(mesh, "fsdp"):
-        gradient = jax.lax.all_to_all(gradient, "fsdp", split_axis=2, concat_axis=0, tiled=True)
-        indices = jax.lax.all_gather(indices, "fsdp", axis=0, tiled=True)
+    columns, replicas = width_axes(mesh, zero1)
+    if columns:
+        gradient = jax.lax.all_to_all(gradient, columns, split_axis=2, concat_axis=0, tiled=True)
+        indices = jax.lax.all_gather(indices, columns, axis=0, tiled=True)
     place = _place(axes, indices, num_rows)
-    others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
+    others = tuple(axis for axis in token_axes(mesh) if axis not in columns)
     if sums is not None and sums.dtype == jnp.float32 and not others:
         return sums.at[place].add(gradient.astype(jnp.float32), mode="drop")
     total = zeros_here((num_rows, gradient.shape[2]), gradient[0, 0, 0] if in_loop else None)
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
-    if zero1 and (replicas := replica_axes(mesh)):
+    if replicas:
         total = jax.lax.psum_scatter(total, replicas, scatter_dimension=1, tiled=True)
         others = tuple(axis for axis in others if axis not in replicas)
     total = jax.lax.psum(total, others) if others else total

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meshwright.config import TransformerModel, sent_rows
-from meshwright.sharding import axis_size
+from meshwright.sharding import axis_size, whole_size
 
 from ._base_model import Context
 from .expert_rows import Order, Places, exchange, exchange_back, is_split, matched, places_of, receive, send
@@ -52,12 +52,12 @@ class Run(NamedTuple):
     @property
     def own(self) -> int:
         """Return the number of experts on this device."""
-        return (self.config.num_experts or 0) // axis_size(self.context.mesh, "expert")
+        return (self.config.num_experts or 0) // self.parts
 
     @property
     def parts(self) -> int:
         """Return the number of devices that split the experts."""
-        return axis_size(self.context.mesh, "expert")
+        return whole_size(self.context.mesh, "expert")
 
     @property
     def senders(self) -> int:

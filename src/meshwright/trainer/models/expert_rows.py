@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from meshwright.sharding import axis_size
+from meshwright.sharding import axis_size, whole_size
 
 from ._base_model import Context
 from .rematerialisation import EXPERTS
@@ -96,8 +96,8 @@ matched.defvjp(lambda w, p: (matched(w, p), p), lambda p, g: (_rows(g, p.slots),
 
 
 def is_split(axis: str, context: Context) -> bool:
-    """Return whether an axis of the mesh has more than one device."""
-    return axis_size(context.mesh, axis) > 1
+    """Return whether an axis of the mesh has several devices; `expert` may be manual outside of the model."""
+    return (whole_size if axis == "expert" else axis_size)(context.mesh, axis) > 1
 
 
 def exchange(buffers: Array, context: Context) -> Array:

@@ -80,11 +80,15 @@ def expert_mlp(
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
-    layer = {n: w.astype(jnp.float32 if n in ROUTER else of_gradients) for n, w in layer.items()}
+    router = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if n in ROUTER}
+    layer = {**{n: w.astype(of_gradients) for n, w in layer.items() if n not in ROUTER}, **router}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):
         rows = activation_spec(RESIDUAL, context.mesh)
-        weights = {name: parameter_spec(names, context.mesh) for name, names in dims.items()}
+        weights = {
+            name: PartitionSpec() if name in ROUTER else parameter_spec(names, context.mesh)
+            for name, names in dims.items()
+        }
         return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
 
 
@@ -151,9 +155,8 @@ def _on_one_device(
     num_experts, _ = _sizes(config)
     tokens, factor = x.reshape(-1, x.shape[-1]), config.capacity_factor
     with jax.named_scope("router"):
-        router = _whole(layer["router"], dims["router"], jnp.float32, context)
         wide = tokens.astype(jnp.float32)
-        logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
+        logits = jnp.matmul(wide, layer["router"], precision=jax.lax.Precision.HIGHEST)
         logits = checkpoint_name(checkpoint_name(logits, "router"), EXPERTS)
         chosen, weights = route(logits, config, layer.get("router_bias"))
         order = order_of(chosen)

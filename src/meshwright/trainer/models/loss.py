@@ -26,8 +26,8 @@ from meshwright.sharding import (
     axis_size,
     mean_over_manual,
     on_each_device,
-    replica_axes,
     token_axes,
+    width_axes,
     zeros_here,
 )
 
@@ -89,7 +89,7 @@ def mean_cross_entropy(
     """Return the sum of -log softmax(hidden . head)[target] over the batch's count, in nats, float32.
 
     Args:
-        head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`. It is in the format of
+        head: with all columns; its vocabulary may be sharded over `tensor`. It is in the format of
             `hidden`, or in float32: then it is rounded, and its gradient is float32.
         targets: of the positions of `hidden`. The sum is divided by the number of the whole batch's positions
             that count. If none counts, the loss is 0.
@@ -195,8 +195,8 @@ def _per_device(
     chunk, split, num_rows = how.chunk, token_axes(context.mesh), head.shape[0]
     num_gradients = _num_gradients(context, differentiates)
     vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
-    replicas = replica_axes(context.mesh) if context.zero1 else ()
-    scattered = ("fsdp",) * ("fsdp" in split) + replicas
+    columns, replicas = width_axes(context.mesh, context.zero1)
+    scattered = columns + replicas
     others = tuple(axis for axis in split if axis not in scattered)
 
     def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, ...]:
@@ -234,7 +234,7 @@ def _per_device(
         with jax.named_scope(BACKWARD):
             if dtype != jnp.float16:  # float16 could overflow: this gradient is a sum over the batch
                 d_head = d_head.astype(dtype)
-            for axes in ("fsdp" if "fsdp" in split else (), replicas):
+            for axes in (columns, replicas):
                 if axes:
                     d_head = jax.lax.psum_scatter(d_head, axes, scatter_dimension=1, tiled=True)
             return jax.lax.psum(d_head, others) if others else d_head

@@ -12,6 +12,7 @@ and back after it, so its bytes cross the host's link twice per step.
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
 sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
 both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
+So it is over `expert` for all but the experts. Without ZeRO-1 they are gathered over `expert` as over `fsdp`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from meshwright.config import IdxData, InstructionData, RunConfig, num_stacked_layers, padded_layers
-from meshwright.sharding import activation_spec, batch_axes, mesh_here, parameter_spec
+from meshwright.sharding import activation_spec, batch_axes, mesh_here, parameter_spec, replica_axes
 from meshwright.trainer.models import (
     Context,
     Model,
@@ -104,7 +105,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         from ._pipeline import pipeline_of
 
         pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
-    sums = _sums_of(model, () if frozen is not None else model.summed(context_of(None)), formats)
+    summed = () if frozen is not None else model.summed(context_of(None))
+    sums = partial(_sums_of(config, model, used, mesh), summed=summed, formats=formats)
 
     def loss(
         parameters: Tree, model_state: Tree, batch: Tree, key: Any, frozen: Tree = None, sums: Tree = None
@@ -149,7 +151,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
-    With ZeRO-1 they are gathered over `data` and `context`, and in a pipeline all are cast to the compute
+    With ZeRO-1 they are gathered over the replicas, and in a pipeline all are cast to the compute
     format. Otherwise the matrices of stacked layers are cast, unless there is one microbatch, which casts
     them itself. Tables then stay in float32, in which the loss adds up their gradients. All stay so where
     gradients are to be float32, for autodiff gives a gradient the format of its parameter.
@@ -168,13 +170,16 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
 
-def _sums_of(model: Model, summed: tuple[str, ...], formats: Tree) -> grads.Gradients:
+def _sums_of(config: RunConfig, model: Model, used: Tree, mesh: Mesh) -> Callable[..., Any]:
     """Return the function that sums gradients over the microbatches, without stages.
 
     A model with state computes statistics over the whole batch, so it must see all replicas at once.
     """
-    sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
-    return partial(sums, summed=summed, formats=formats)
+    if jax.tree.leaves(model.state()):
+        return grads.gradients_of
+    in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
+    axes = replica_axes(mesh, config.zero1)
+    return partial(grads.gradients_by_replica, axes=axes, in_step=in_step)
 
 
 def whole_parameters(state: Tree) -> Tree:
@@ -362,7 +367,7 @@ def whole_over_replicas(
 ) -> Tree:
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
-    Under ZeRO-1 it is whole over `data` and `context`, and a pipeline's head is whole over `stage`. It stays
+    Under ZeRO-1 it is whole over the replicas, and a pipeline's head is whole over `stage`. It stays
     sharded by the other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors
     stay in float32, and so do matrices with `Parameter.wide`.
 
@@ -372,7 +377,7 @@ def whole_over_replicas(
 
     def one(declared: Parameter, x: Array, split: NamedSharding) -> Array:
         cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
-        whole = NamedSharding(split.mesh, spec_in_step(declared, split.mesh, False))
+        whole = NamedSharding(split.mesh, spec_in_step(declared, split.mesh, zero1, in_step=True))
         if not zero1 and split == whole:
             return cast
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
@@ -417,10 +422,10 @@ def abstract_state(
     return jax.tree.map(described, shapes, shardings)
 
 
-def _by_dims(declared: Tree, mesh: Mesh, zero1: bool) -> Tree:
-    """Return the shardings of declared parameters."""
+def _by_dims(declared: Tree, mesh: Mesh, zero1: bool, *, in_step: bool = False) -> Tree:
+    """Return the shardings of declared parameters at rest, or as a step uses them."""
     return jax.tree.map(
-        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape)),
+        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape, in_step=in_step)),
         declared,
         is_leaf=is_parameter,
     )

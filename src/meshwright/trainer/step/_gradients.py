@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Key
 
-from meshwright.sharding import AnyMesh, axes_of, replica_axes
+from meshwright.config import BATCH_AXES
+from meshwright.sharding import AnyMesh, axes_of
 from meshwright.trainer.models import Outcome, Parameter, is_parameter
 
 from ._optimizer import is_matrix
@@ -98,17 +99,19 @@ def gradients_by_replica(
     frozen: Tree = None,
     summed: Collection[str] = (),
     formats: Tree = None,
+    axes: tuple[str, ...] = (),
+    in_step: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
-    """Return loss, outcome and mean gradient as `gradients_of`, but reduce once a step over `replica_axes`.
+    """Return loss, outcome and mean gradient as `gradients_of`, but reduce once a step over `axes`.
 
-    Each device sums the gradients of its own tokens: rows of `data`, positions of `context`. `loss` then runs
-    on a mesh with these axes manual. It must return a value for the device's tokens such that the mean over
-    them is the whole batch's loss. The model state must not depend on the tokens. A single
-    microbatch is left to the partitioner, which places the reductions inside the backward pass, where
-    computation can hide them. The reduction is in `formats`, as are the sums over microbatches.
+    They are `replica_axes`. Each device sums the gradients of its own tokens: rows of `data` and `expert`,
+    positions of `context`. `loss` then runs on a mesh with these axes manual. It must return a value for the
+    device's tokens such that the mean over them is the whole batch's loss. The model state must not depend on
+    the tokens. A single microbatch is left to the partitioner, which places the reductions inside the
+    backward pass, where computation can hide them. The reduction is in `formats`, as are the sums over
+    microbatches. `in_step` are the PartitionSpecs of the parameters as the step uses them.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
-    axes = replica_axes(mesh)
     if jax.tree.leaves(batch)[0].shape[0] == 1 or not axes:
         return gradients_of(loss, shardings, parameters, state, batch, key, frozen, summed, formats)
 
@@ -126,16 +129,22 @@ def gradients_by_replica(
         return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], mean)
 
     whole = PartitionSpec()
+    specs = jax.tree.map(lambda spec: only_axes(spec, axes), in_step)
+    over = jax.tree.map(lambda spec: axes_beside(spec, axes), specs)
     each = jax.shard_map(
         local,
         mesh=mesh,
         axis_names=set(axes),
-        in_specs=(whole, whole, rows_spec(axes), whole, whole),
-        out_specs=(whole, whole, PartitionSpec(axes)),
+        in_specs=(specs, whole, rows_spec(axes), whole, whole),
+        out_specs=(
+            whole,
+            whole,
+            jax.tree.map(lambda spec, its: PartitionSpec(its or None, *spec), specs, over),
+        ),
         check_vma=False,
     )
     value, outcome, parts = each(parameters, state, batch, key, frozen)
-    return value, outcome, mean_over_parts(parts, shardings)
+    return value, outcome, mean_over_parts(parts, shardings, axes, over)
 
 
 def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
@@ -143,23 +152,29 @@ def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
 
     Along `context` it is whole: the model takes its positions, which lie apart in the window.
     """
-    return PartitionSpec(None, "data" if "data" in axes else None)
+    return PartitionSpec(None, tuple(axis for axis in BATCH_AXES if axis in axes) or None)
 
 
-def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
-    """Average arrays [parts, ...] over their first dim, which is sharded along `replica_axes`.
+def axes_beside(spec: PartitionSpec, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of `axes` that do not split an array with this PartitionSpec."""
+    splitting = {axis for part in spec for axis in axes_of(part)}
+    return tuple(axis for axis in axes if axis not in splitting)
+
+
+def mean_over_parts(parts: Tree, shardings: Tree, axes: tuple[str, ...], over: Tree) -> Tree:
+    """Average arrays [parts, ...] over their first dim.
 
     They cross the network in their own format, and the results are in float32. Each array takes one
-    all-reduce over these axes. If `shardings` shard a dim of its result over some of them, it takes one
+    all-reduce over its axes. If `shardings` shard a dim of its result over some of them, it takes one
     reduce-scatter over these, and an all-reduce of what is left over the others.
 
     Args:
-        summed: for each array, further axes over which its parts are added, not averaged; none by default.
+        axes: of the replicas, by whose number all sums are divided.
+        over: for each array, the axes along which its first dim lies. Experts have no parts over `expert`:
+            theirs are sums over it already.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
-    axes = replica_axes(mesh)
     num_parts = math.prod(mesh.shape[axis] for axis in axes)
-    summed = jax.tree.map(lambda _: (), shardings) if summed is None else summed
 
     def mean(total: Array, spec: PartitionSpec, left: tuple[str, ...]) -> Array:
         for place, split in enumerate(spec):
@@ -171,14 +186,10 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
         return total.astype(jnp.float32) / num_parts
 
     def local(parts: Tree) -> Tree:
-        return jax.tree.map(
-            lambda part, s, more: mean(part[0], s.spec, axes + more), parts, shardings, summed
-        )
+        return jax.tree.map(lambda part, s, its: mean(part[0], s.spec, its), parts, shardings, over)
 
     inputs = jax.tree.map(
-        lambda s, more: PartitionSpec(axes + more, *without_axes(s.spec, {*axes, *more})),
-        shardings,
-        summed,
+        lambda s, its: PartitionSpec(its or None, *without_axes(s.spec, its)), shardings, over
     )
     results = jax.tree.map(lambda s: s.spec, shardings)
     with jax.named_scope("replicas"):
@@ -189,6 +200,11 @@ def without_axes(spec: PartitionSpec, axes: Container[str]) -> PartitionSpec:
     """Return `spec` without `axes`: the remaining sharding inside code that is manual along `axes`."""
     left = (tuple(axis for axis in axes_of(part) if axis not in axes) for part in spec)
     return PartitionSpec(*(part if len(part) > 1 else part[0] if part else None for part in left))
+
+
+def only_axes(spec: PartitionSpec, axes: Container[str]) -> PartitionSpec:
+    """Return `spec` with `axes` alone: the sharding at the edge of code that is manual along `axes`."""
+    return without_axes(spec, {axis for part in spec for axis in axes_of(part) if axis not in axes})
 
 
 def sum_formats(declared: Tree, gradient_sum: str) -> Tree:

@@ -123,14 +123,14 @@ class PaddedTables:
         return on_each_device(local, self._mesh, (in_use,), self._at_rest(table))(x)
 
 
-def spec_in_step(declared: Parameter, mesh: AnyMesh, zero1: bool) -> PartitionSpec:
-    """Return the PartitionSpec of a parameter as a step uses it: a head is whole over the stages.
+def spec_in_step(declared: Parameter, mesh: AnyMesh, zero1: bool, *, in_step: bool = False) -> PartitionSpec:
+    """Return the PartitionSpec of a parameter's gradient, or `in_step` of the parameter as a step uses it.
 
     All stages share the loss by position, so each needs the whole head.
     """
     if not _is_table(declared):
-        return parameter_spec(declared.dims, mesh, zero1, declared.shape)
-    spec = parameter_spec(declared.dims, mesh, zero1)
+        return parameter_spec(declared.dims, mesh, zero1, declared.shape, in_step=in_step)
+    spec = parameter_spec(declared.dims, mesh, zero1, in_step=in_step)
     return without_axes(spec, ("stage",)) if declared.dims[0] == "vocab" else spec
 
 

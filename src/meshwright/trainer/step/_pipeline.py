@@ -18,10 +18,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key
 
 from meshwright.config import PipelineSchedule, RunConfig, Ticks, num_stacked_layers
-from meshwright.sharding import axes_of, replica_axes
-from meshwright.trainer.models import Model, Outcome, is_parameter
+from meshwright.sharding import replica_axes
+from meshwright.trainer.models import Model, Outcome, Parameter, is_parameter
 
-from ._gradients import mean_over_parts, rows_spec
+from ._gradients import axes_beside, mean_over_parts, only_axes, rows_spec
 from ._padded_tables import spec_in_step
 from ._stage import AXIS, ContextOf, Stage, Staged, Totals
 
@@ -39,7 +39,8 @@ class Pipeline:
     ...] and their second dim is sharded over the stages.
     `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
     `shardings`: the gradients' shardings, a tree of the parameters' structure.
-    `specs`: the parameters' PartitionSpecs over the stages, a tree of the same structure.
+    `axes`: those along which each device sums the gradients of its own tokens.
+    `specs`: the parameters' PartitionSpecs over the stages and `axes`, a tree of the same structure.
     `formats`: those in which gradients are summed, a tree of the same structure.
     """
 
@@ -49,6 +50,7 @@ class Pipeline:
     num_layers: int
     context_of: ContextOf
     shardings: Tree
+    axes: tuple[str, ...]
     specs: Tree
     formats: Tree
 
@@ -66,10 +68,12 @@ class Pipeline:
             totals = lax.pmean(totals, self.axes) if self.axes else totals
             return totals, jax.tree.map(lambda g: g[None], gradient)
 
-        parts = jax.tree.map(lambda spec: PartitionSpec((*self.axes, *summed_axes(spec)), *spec), self.specs)
+        # Those on every stage are summed over the stages too.
+        over = jax.tree.map(lambda spec: axes_beside(spec, (*self.axes, AXIS)), self.specs)
+        parts = jax.tree.map(lambda spec, its: PartitionSpec(its or None, *spec), self.specs, over)
         each = self._on_each_stage(local, (_WHOLE, _WHOLE), (_TOTALS, parts))
         totals, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
-        gradient = mean_over_parts(gradient, self.shardings, jax.tree.map(summed_axes, self.specs))
+        gradient = mean_over_parts(gradient, self.shardings, self.axes, over)
         if "loss_scale" in state:
             gradient = jax.tree.map(lambda g: g / scale, gradient)
         return totals.loss, Outcome({}, self._summary(totals)), gradient
@@ -109,11 +113,6 @@ class Pipeline:
         """The mesh of the shardings."""
         return jax.tree.leaves(self.shardings)[0].mesh
 
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes along which each device sums the gradients of its own tokens."""
-        return replica_axes(self.mesh)
-
     def _on_each_stage(self, local: Any, more_inputs: Any, outputs: Any) -> Any:
         """Wrap `local` of parameters, batch and more to run on each stage of each part of the tokens."""
         return jax.shard_map(
@@ -126,16 +125,6 @@ class Pipeline:
         )
 
 
-def over_stages(spec: PartitionSpec) -> PartitionSpec:
-    """Return a parameter's PartitionSpec in code that is manual along `stage` alone."""
-    return PartitionSpec(*(AXIS if AXIS in axes_of(axes) else None for axes in spec[:2]))
-
-
-def summed_axes(spec: PartitionSpec) -> tuple[str, ...]:
-    """Return the axes over which gradients of parameters are summed: `stage` for those on every stage."""
-    return () if AXIS in spec else (AXIS,)
-
-
 def pipeline_of(
     config: RunConfig, model: Model, used: Tree, context_of: ContextOf, shardings: Tree, formats: Tree
 ) -> Pipeline:
@@ -144,11 +133,14 @@ def pipeline_of(
     `used`: the declarations of the parameters as a step uses them.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
-    specs = jax.tree.map(
-        lambda p: over_stages(spec_in_step(p, mesh, config.zero1)), used, is_leaf=is_parameter
-    )
+    axes = replica_axes(mesh, config.zero1)
+
+    def spec(declared: Parameter) -> PartitionSpec:
+        return only_axes(spec_in_step(declared, mesh, config.zero1, in_step=True), (AXIS, *axes))
+
+    specs = jax.tree.map(spec, used, is_leaf=is_parameter)
     num_layers = num_stacked_layers(config)
     assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
     assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
     chunks = config.pipeline_chunks
-    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, specs, formats)
+    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, axes, specs, formats)
