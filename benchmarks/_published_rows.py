@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from _published_stacks import Stack, stack_of
+from _published_experts import class_of, has_experts, model_of_experts
+from _published_stacks import Stack, stack_of, stack_of_experts
 from _published_table import COLUMNS, INPUTS, Row, source_of
 from _published_words import InexpressibleError, is_lora, lora_of, results_kept, window_of
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ from meshwright.hardware import Chip, Fleet, Link, find_chip
 Record = TypeVar("Record", RunConfig, TransformerModel)
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
 LONGEST_STANDARD, SMALLEST_STANDARD = 16384, 0.7e9
+CELLS = ("date", *(column for column in COLUMNS if column in INPUTS))
 FROZEN_BYTES = 2  # per parameter beside adapters
 STATE_BYTES = 16  # per parameter: float32 parameter, gradient and two moments, the least our step holds
 FAR_FROM_STATED = 0.15  # a stated number of parameters further off means other dimensions
@@ -54,6 +56,7 @@ class Expressed:
     remat_stated: bool
     standard: bool
     notes: tuple[str, ...]
+    experts: str = ""  # the class of a run of experts (`_published_experts`)
     measured: float | None = None
     measured_peak_bytes: float | None = None  # of one device, allocated or reserved as its source has it
 
@@ -71,23 +74,21 @@ def express(row: Row) -> Expressed:
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
-    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS if column in INPUTS})
+    row = _with_scripts({column: (row.get(column) or "").strip() for column in CELLS})
     _refuse_other_programs(row)
     notes: list[str] = []
-    stack = stack_of(source_of(row), row["model"])
-    unfused = _is_unfused(row, stack)
-    precision = _precision(row, notes)
+    stack = _stack(row)
+    unfused, precision = _is_unfused(row, stack), _precision(row, notes)
     fleet, model = _fleet(row, precision), _model(row, unfused, notes)
     lora = lora_of(row, _told(row))
-    parameters = _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model)
-    layout, zero1 = _layout(row, fleet, parameters, notes)
+    layout, zero1 = _layout(row, fleet, _state_parameters(row, model), notes)
     if lora and layout.size("stage") > 1:
         raise InexpressibleError("LoRA in a pipeline")
     batch = _batch(row, layout)
     remat, stated = _remat(row, notes)
     config = RunConfig.model_validate(
         {
-            "name": row["id"],
+            "name": source_of(row),  # so that releases of one configuration share a compiled program
             "model": model,
             "data": {"source": "synthetic"},
             "optimizer": {"kind": "adamw", "learning_rate": 1e-4, "clip_norm": 1.0},
@@ -124,12 +125,18 @@ def express(row: Row) -> Expressed:
         unfused=unfused,
         owners=_owners(row),
         heads=_number(row, "n_heads", "dimensions"),
+        experts=class_of(config, fleet),
         attention_kernel=_attention_kernel(row, stack),
         exchanges_heads=bool(re.search(r"\ba2a\b|ulysses", row["attention_impl"].lower())),
         remat_stated=stated,
         standard=standard,
         notes=tuple(notes),
     )
+
+
+def _stack(row: Row) -> Stack:
+    source = source_of(row)
+    return stack_of_experts(row, source) if has_experts(row) else stack_of(source, row["model"])
 
 
 def express_measured(row: Row) -> Expressed:
@@ -181,7 +188,6 @@ OFFLOAD = "offload to the host"
 _NARROW_STATE = re.compile(r"\(pure\)|bf16-true|stochastic rounding|bf16 weights")
 # What our step does not do, whatever the layout: the column, what is found in it, and the reason.
 _OTHER_PROGRAMS = (
-    ("moe", r".", "mixture of experts"),
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"optimizer in backward", "the optimizer runs in the backward pass: ours runs after it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
@@ -205,8 +211,6 @@ def _validated(record: type[Record], fields: Mapping[str, object]) -> Record:
 
 
 def _refuse_other_programs(row: Row) -> None:
-    if _count(row, "ep") > 1:
-        raise InexpressibleError("expert parallelism")
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
             if reason == OFFLOAD and _keeps_inputs_on_host(row):
@@ -344,6 +348,11 @@ def _slices(row: Row, chip: Chip) -> Fleet:
 
 
 def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
+    """The architecture of a row: of experts by its name, else by its dimensions."""
+    return _with_experts(row, notes) if has_experts(row) else _dense_model(row, unfused, notes)
+
+
+def _dense_model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     """The architecture by its dimensions: what has a gated MLP is a Llama, what has not a GPT.
 
     A GPT has learned positions (for ALiBi too, which costs nothing to speak of); vocabularies are padded
@@ -397,6 +406,34 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     elif head > 128 and not row["accelerator"].startswith("TPU"):
         model |= _divided_heads(row, model, int(head), notes)
     return model
+
+
+def _with_experts(row: Row, notes: list[str]) -> dict[str, object]:
+    """Return the architecture of a row of experts, its vocabulary padded and its loss in chunks."""
+    length = _number(row, "seq_len", "sequence length")
+    model = model_of_experts(row, notes)
+    if _count(row, "pp") > 1 and model.pop("num_dense_layers", 0):
+        model.pop("dense_mlp_dim")
+        notes.append("its dense first layers taken as layers of experts, which multiply as much")
+    stages, chunks = _count(row, "pp"), _count(row, "vp")
+    if -(-model["num_layers"] // stages) % chunks:
+        model["num_layers"] = -(-model["num_layers"] // (stages * chunks)) * stages * chunks
+        notes.append(
+            f"taken as {model['num_layers']} layers: as many as if all stages had what the fullest has"
+        )
+    model["vocab_size"] = math.ceil(model["vocab_size"] / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    model["loss_chunk"] = max(n for n in range(1, 513) if length % n == 0)
+    return model
+
+
+def _state_parameters(row: Row, model: dict[str, object]) -> float:
+    """Return the parameters of a replica; of one with experts, what each of its experts' devices holds."""
+    told = _float(row["params_b"] or "0", "params_b") * 1e9
+    if not has_experts(row):
+        return told or _parameters(model)
+    found = _validated(TransformerModel, model)
+    experts = found.num_expert_layers * (found.num_experts or 0) * found.num_mlp_parameters
+    return found.num_parameters - experts * (1 - 1 / _count(row, "ep"))
 
 
 def _divided_heads(row: Row, model: Mapping[str, Any], head: int, notes: list[str]) -> dict[str, int]:
@@ -464,9 +501,25 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
     if held / fsdp * ((4 + 12 / sharing) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
-    sizes = {"stage": counts["stage"], "data": replicas // fsdp, "fsdp": fsdp, **counts}
+    sizes = {"stage": counts["stage"], **_with_expert(row, replicas, fsdp), **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
     return Layout(axes=axes or (("data", 1),)), zero1
+
+
+def _with_expert(row: Row, replicas: int, fsdp: int) -> dict[str, int]:
+    """Return the sizes of `data`, `fsdp` and `expert`: experts' devices are replicas of all else.
+
+    What FSDP shards over devices of experts too has `expert` for these.
+    """
+    expert = _count(row, "ep")
+    inside = math.gcd(expert, fsdp)
+    if replicas % (fsdp // inside * expert):
+        raise InexpressibleError("experts over devices of tensor parallelism")
+    return {
+        "data": replicas // (fsdp // inside * expert),
+        "fsdp": fsdp // inside,
+        **({"expert": expert} if expert > 1 else {}),
+    }
 
 
 def _owners(row: Row) -> int | None:
@@ -501,7 +554,7 @@ def _microbatch(row: Row, each: int) -> int:
 
 
 def _batch(row: Row, layout: Layout) -> dict[str, int]:
-    replicas = layout.size("data") * layout.size("fsdp")
+    replicas = layout.num_replicas
     each = _sequences(row, replicas)
     length = _number(row, "seq_len", "sequence length")
     return {

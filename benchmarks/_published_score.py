@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
@@ -67,6 +68,7 @@ def predicted(row: Expressed) -> dict[str, Any]:
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
         "stack": row.stack.name,
+        **({"experts": row.experts, "configuration": _configuration(row)} if row.experts else {}),
         **_software(row),
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
@@ -84,13 +86,15 @@ def predicted(row: Expressed) -> dict[str, Any]:
 
 
 def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> dict[str, Any]:
-    """Return the row's seconds and parts.
+    """Return the row's seconds and parts; of experts `ours_seconds` too, as our program sends tokens.
 
     No calibration of this machine's has a part in it; the row's own chip and attention kernel have.
     """
     machine = machine_of(row.fleet, None, row.attention_kernel)
     wide = row.stack.wide_gathers and row.config.precision == "fp8"
-    walked = walk(machine, executions, weighed.compiled.mesh_axes, WIDE_GATHERS if wide else AS_IT_IS)
+    variation = replace(WIDE_GATHERS if wide else AS_IT_IS, sends_once=row.stack.sends_once)
+    its = weighed.compiled
+    walked = walk(machine, executions, its.mesh_axes, variation, routing=its.routing, draws=False)
     prediction = prediction_of(
         machine,
         walked,
@@ -99,9 +103,17 @@ def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> 
         tokens_per_step=weighed.compiled.tokens_per_step,
     )
     whole = None
-    if row.stack.waits_for_reductions:
-        whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
+    if row.stack.waits_for_reductions or row.experts:
+        whole = {
+            name: _short(seconds)
+            for name, seconds in walked.total.items()
+            if is_reduction(name) or (row.experts and name.startswith("all-to-all["))
+        }
     found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
+    if row.experts:
+        found["ours_seconds"] = _short(prediction.step_seconds.expected)
+        if row.stack.sends_once:
+            found["ours_seconds"] = _short(walk(machine, executions, its.mesh_axes, draws=False).seconds)
     found["recomputed_seconds"] = {name: _short(seconds) for name, seconds in walked.recomputed.items()}
     return found if whole is None else {**found, "whole_seconds": whole}
 
@@ -159,6 +171,11 @@ def _ends(seconds: Interval) -> dict[str, float]:
     if seconds.low is None or seconds.high is None:
         return {}
     return {"low_seconds": _short(seconds.low), "high_seconds": _short(seconds.high)}
+
+
+def _configuration(row: Expressed) -> str:
+    """Return a digest of a row's run, the same in all releases of its source's software."""
+    return hashlib.sha256(row.config.model_dump_json(exclude={"name"}).encode()).hexdigest()[:8]
 
 
 def _short(seconds: float) -> float:

@@ -23,13 +23,19 @@ class Sizes:
     gathered: int  # devices over which a rank's weights are sharded, and gathered for use
     sharded: int  # devices over which its optimizer is sharded
     repeats: bool
+    experts_apart: int = 1  # devices over which experts lie
+    tensor_of_experts: int = 1  # devices that share the matrices of one
 
     @property
     def weights(self) -> float:
-        """Weights of a layer on one rank of `tensor`."""
+        """Weights of a layer on one rank of `tensor`, its own experts' among them."""
         model = self.model
         head = self.model.embed_dim * model.vocab_size
-        return (model.num_matmul_parameters - head) / model.num_layers / self.tensor
+        met = (model.num_matmul_parameters - head) / model.num_layers / self.tensor
+        if model.num_experts is None or model.experts_per_token is None:
+            return met
+        local = model.num_experts / self.experts_apart - model.experts_per_token
+        return met + local * model.num_mlp_parameters / self.tensor_of_experts
 
     @classmethod
     def of(cls, config: RunConfig) -> Sizes:
@@ -37,7 +43,7 @@ class Sizes:
         assert isinstance(config.model, TransformerModel)
         layout, batch = Layout.parse(config.layout), config.batch
         micro = batch.microbatch_sequences or 1
-        replicas = layout.size("data") * layout.size("fsdp")
+        replicas = layout.num_replicas
         stages = layout.size("stage")
         microbatches = batch.sequences // (micro * replicas)
         return cls(
@@ -54,4 +60,6 @@ class Sizes:
             sharded=layout.size("fsdp")
             * (layout.size("data") * layout.size("context") if config.zero1 else 1),
             repeats=config.remat == "full",
+            experts_apart=layout.size("expert"),
+            tensor_of_experts=layout.size("tensor"),
         )

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from _published_grouped import (
+    Kernels,
+    experts_bytes,
+    grouped_seconds,
+    launch_seconds,
+    layer_bytes,
+    stashed_bytes,
+)
 from _published_sizes import Sizes
 from _published_tensor import seconds_in_pieces, waited_seconds
 from _sweep_program import MEGATRON
@@ -92,6 +101,13 @@ class Stack:
     elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of a product there. `broadcast_arrays`:
     under ZeRO-1 a rank owns whole arrays, of so many in each layer and three besides, and the ranks that own
     any broadcast them, one after another.
+
+    Of runs of experts: `groups_products`: products of experts run at measured rates of grouped ones.
+    `sends_once`: a token's row crosses once to each domain and device (DeepEP, HybridEP). `graphs`: what of a
+    layer the host launches as one CUDA graph: "" | router | attention (and router) | whole (steps).
+    `waits_for_counts`: the host waits for a dispatch's counts of rows before it launches the experts.
+    `fused_experts`: activations are part of the grouped products. `overlaps_experts`: experts' messages of
+    one microbatch run beside another's products. `narrow_attention`: attention multiplies in 8 bits.
     """
 
     name: str
@@ -118,6 +134,13 @@ class Stack:
     by_hand: bool = False
     fused_gelu: bool = False
     broadcast_arrays: int = 0
+    groups_products: bool = False
+    sends_once: bool = False
+    graphs: str = ""
+    waits_for_counts: bool = True
+    fused_experts: bool = False
+    overlaps_experts: bool = False
+    narrow_attention: bool = False
 
 
 @functools.cache
@@ -141,6 +164,30 @@ def stack_of(source: str, model: str = "") -> Stack:
         if named == source and word and word in model:
             return stack
     return _stacks().get((source, ""), Stack(name="ours"))
+
+
+def stack_of_experts(row: Mapping[str, str], source: str) -> Stack:
+    """Return the stack of a row of experts: its source's, with what its recipe says of experts.
+
+    Of the recipes whose conditions hold, each later one adds to those before.
+    """
+    file = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
+    stack = stack_of(source)
+    for recipe in file["recipes_of_experts"]:
+        holds = (
+            source in recipe["sources"]
+            and row["model"].startswith(tuple(recipe.get("models", ("",))))
+            and row["accelerator"].startswith(tuple(recipe.get("chips", ("",))))
+            and recipe.get("since", "") <= (row["date"] or "0") < recipe.get("until", "9")
+            and re.search(recipe.get("precision", ""), row["precision"].lower())
+        )
+        if holds:
+            fields = {key: value for key, value in recipe.items() if key not in CONDITIONS}
+            stack = replace(stack, **fields)
+    return stack
+
+
+CONDITIONS = ("sources", "models", "chips", "since", "until", "precision")
 
 
 def otherwise(
@@ -173,12 +220,14 @@ def otherwise(
         added["sums of tied tables"] = _tied_seconds(sizes, machine) - ours
     added |= _kernels(stack, config.precision, sizes, heads if unfused else None, machine, exposed)
     added |= _over_tensor(stack, config.precision, sizes, machine, exposed)
+    added |= seconds_of_experts(stack, config.precision, sizes, machine, exposed, whole_seconds or {})
     if stack.broadcast_arrays and config.zero1:
         ours = math.fsum(seconds for name, seconds in exposed.items() if name == "all-gather[data]")
         broadcasts = _broadcast_seconds(stack.broadcast_arrays, owners or sizes.replicas, sizes, machine)
         added["broadcasts of weights"] = broadcasts - ours
     if stack.waits_for_reductions and whole_seconds is not None:
-        hidden = (seconds - exposed.get(name, 0.0) for name, seconds in whole_seconds.items())
+        reductions = {name: seconds for name, seconds in whole_seconds.items() if is_reduction(name)}
+        hidden = (seconds - exposed.get(name, 0.0) for name, seconds in reductions.items())
         added["reductions after the backward pass"] = math.fsum(hidden)
     if stack.narrow_sums and config.precision == "fp16" and _is_wide_sum(config, sizes):
         reductions = exposed if whole_seconds is None else whole_seconds
@@ -198,6 +247,57 @@ def otherwise(
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
     added["messages beside products"] = -_hidden_seconds(stack, config, sizes, exposed, microbatch)
     return {reason: seconds for reason, seconds in added.items() if seconds}
+
+
+def seconds_of_experts(
+    stack: Stack,
+    precision: str,
+    sizes: Sizes,
+    machine: Machine,
+    exposed: Mapping[str, float],
+    whole: Mapping[str, float],
+) -> dict[str, float]:
+    """Return what a stack's experts, and the layers around them, take otherwise than ours.
+
+    Args:
+        whole: the messages of experts by name, with what our program hides.
+    """
+    if sizes.model.num_experts is None or not stack.groups_products:
+        return {}
+    layers = sizes.layers * sizes.ticks
+    of_experts = layers * sizes.model.num_expert_layers / sizes.model.num_layers
+    measured, ours = grouped_seconds(sizes, machine, eight_bits=precision == "fp8")
+    added = {"grouped products": of_experts * (measured - ours)}
+    if stack.overlaps_experts:
+        exchanges = {name: seconds for name, seconds in whole.items() if name.startswith("all-to-all[")}
+        waited = math.fsum(exposed.get(name, 0.0) for name in exchanges)
+        assert machine.num_sms is not None, "only GPUs run this stack"
+        left = math.fsum(exchanges.values()) * DISPATCH_SMS / machine.num_sms
+        added["experts' messages beside products"] = min(left - waited, 0.0)
+    if stack.narrow_attention:
+        share = NARROW_ATTENTION[64 if sizes.model.head_dim <= 64 else 128]
+        added["attention in 8 bits"] = (share - 1) * exposed.get("attention", 0.0)
+    if stack.graphs == "whole":
+        stashed = of_experts * sizes.tokens * stashed_bytes(sizes) / _copied_per_second(machine)
+        added["what experts save copied to pages"] = stashed
+    elif stack.waits_for_counts:
+        around = 0.0 if stack.graphs else 0.75 * HOST_LAYER_SECONDS  # of a layer without a repeat
+        moved = sizes.tokens * experts_bytes(sizes, _kernels_of_experts(stack, precision))
+        device = measured + moved / _copied_per_second(machine)
+        each = max(launch_seconds(sizes) - device, 0.0)
+        added["launches that a dispatch waits for"] = layers * around + of_experts * each
+    return added
+
+
+def _kernels_of_experts(stack: Stack, precision: str) -> Kernels:
+    return Kernels(eight_bits=precision == "fp8", fused=stack.fused_experts, sends_once=stack.sends_once)
+
+
+# HybridEP has so many multiprocessors for itself in Megatron Bridge's recipes (moe_hybridep_num_sms).
+DISPATCH_SMS = 32
+# cuDNN's attention in 8 bits takes so much of its time in 16, by the width of heads: medians over prefills of
+# 2,048 positions and more on GB200 in the tables of aiconfigurator (Apache-2.0).
+NARROW_ATTENTION = {64: 0.87, 128: 0.84}
 
 
 def _over_tensor(
@@ -256,7 +356,12 @@ def _hidden_seconds(
         return 0.0
     others = {name: seconds for name, seconds in exposed.items() if not is_reduction(name)}
     between_stages = math.fsum(seconds for name, seconds in others.items() if _axes(name) == "stage")
-    weights = math.fsum(seconds for name, seconds in others.items() if "data" in _axes(name).split(","))
+    gathered = {name: seconds for name, seconds in others.items() if name.startswith("all-gather[")}
+    over = {name: set(_axes(name).split(",")) for name in others}
+    weights = math.fsum(seconds for name, seconds in others.items() if "data" in over[name])
+    weights += math.fsum(
+        t for name, t in gathered.items() if "expert" in over[name] and "data" not in over[name]
+    )
     hidden = between_stages if config.pipeline_chunks > 1 else 0.0
     return hidden + min(weights, (1 - HIDDEN_SHARE) * microbatch)
 
@@ -268,7 +373,8 @@ def _axes(name: str) -> str:
 
 def is_reduction(name: str) -> bool:
     """Return whether a message of this name reduces gradients over `data`."""
-    return name.startswith(("all-reduce[", "reduce-scatter[")) and "data" in _axes(name)
+    axes = _axes(name).split(",")
+    return name.startswith(("all-reduce[", "reduce-scatter[")) and ("data" in axes or "expert" in axes)
 
 
 def _is_of_our_head(name: str) -> bool:
@@ -350,6 +456,11 @@ def _fused_seconds(stack: Stack, sizes: Sizes, machine: Machine, precision: str)
     width = FUSED_WIDTH_BYTES + (CAST_WIDTH_BYTES if precision == "fp8" else 0.0)
     width += DROPOUT_WIDTH_BYTES if stack.dropout else 0.0
     passed = width * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
+    if model.num_experts is not None:
+        of_experts = layer_bytes(sizes, _kernels_of_experts(stack, precision))
+        dense = model.num_dense_layers / model.num_layers
+        passed += mlp * ((model.dense_mlp_dim or model.mlp_dim) - model.mlp_dim)
+        passed = dense * passed + (1 - dense) * of_experts
     passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
     moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
     return (moved + _update_bytes(sizes)) / _copied_per_second(machine)

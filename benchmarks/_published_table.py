@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,16 @@ def configuration_of(row: Row) -> tuple[str, ...]:
     """Return what makes two rows of one source one configuration: all but date, figures and notes."""
     told = [column for column in COLUMNS if column not in ("id", "notes", *MEASURED)]
     return (row.get("source", ""), *((row.get(column) or "") for column in told))
+
+
+def release_of(row: Row) -> str:
+    """Return the release of its source's software that a row's notes name; its date where they name none.
+
+    >>> release_of({"notes": "NeMo container 26.04.01; Pre-Training", "date": "2026-04"})
+    '26.04.01'
+    """
+    found = re.search(r"\bcontainer (\d+(?:\.\d+)+)", row.get("notes") or "")
+    return found[1] if found else row.get("date") or ""
 
 
 def source_of(row: Row) -> str:

@@ -83,10 +83,14 @@ def other_interval(shares: Mapping[str, float], low: float, high: float) -> tupl
     return low * middle / max(shares.values()), high * middle / min(shares.values())
 
 
-def fit_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what runs.toml holds by these rows: rates, the share of other generations, both intervals.
+def fit_of(rows: Sequence[Row], gpus: Mapping[str, float]) -> dict[str, Any]:
+    """Return what runs.toml holds by these rows: rates, the share of other generations, the intervals.
 
     The share in runs.toml sets the second interval: fit again once it is there.
+
+    Args:
+        gpus: the interval of published runs on GPUs (`summary.interval` of a record), by which that of other
+            programs is wider.
     """
     shares, blind = fitted_shares(rows), with_blind_errors(rows)
     low, high = interval_of(blind)
@@ -97,4 +101,6 @@ def fit_of(rows: Sequence[Row]) -> dict[str, Any]:
         "other_share": round(float(np.median(list(shares.values()))), 3),
         "interval": [round(low, 3), round(high, 3)],
         "other_interval": [round(end, 3) for end in others],
+        "program_interval": [round(low * gpus["low"], 3), round(high * gpus["high"], 3)],
+        "other_program_interval": [round(others[0] * gpus["low"], 3), round(others[1] * gpus["high"], 3)],
     }

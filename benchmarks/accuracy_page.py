@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from _accuracy_experts import section_of_experts
 from _published_blind import with_blind_errors
 from _published_interval import interval_of
 from _published_score import spread
@@ -310,6 +311,7 @@ def page(
     ]
     for name_of_sealed in list(sealed)[:1]:
         lines += ["", *section_of_sealed(sealed[name_of_sealed], name_of_sealed)]
+    lines += ["", *of_experts] if (of_experts := section_of_experts(rows)) else []
     for label, key in GROUPS:
         lines += ["", f"## By {label}", "", *table(rows, label, key)]
     lines += ["", "## The worst ten", "", *worst(rows)]

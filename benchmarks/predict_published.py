@@ -5,12 +5,12 @@ Run: python benchmarks/predict_published.py --runs CSV [--runs CSV] [--ids FILE]
 CSV has the columns of the survey of published runs (id, source, ..., notes) or those of vTrain's runs;
 a TOML file has [[run]] with the survey's columns. --sample draws N rows that our layouts can express, spread
 over sources, at most 15 of one; --ids takes the rows that a file names; --list prints the rows and scores
-nothing. --again takes the seconds of our programs from a record and compiles nothing: only what stacks do
-otherwise is computed. --seal predicts rows without a look at a measured column and writes the predictions,
-with hashes of all that they come from, into a new *seal*.json; --open sets the measurements beside them,
-once, and refuses where anything has changed. Whether other rows are fitted or seen stands in row_kinds.toml;
-every table says it. What is assumed where a row does not say stands in published_assumptions.toml and
-_published_rows.py. Constants are shared by all rows.
+nothing. --again takes the seconds of our programs from a record, and compiles the rows that it lacks alone:
+of the others only what stacks do otherwise is computed. --seal predicts rows without a look at a measured
+column and writes the predictions, with hashes of all that they come from, into a new *seal*.json; --open sets
+the measurements beside them, once, and refuses where anything has changed. Whether other rows are fitted or
+seen stands in row_kinds.toml; every table says it. What is assumed where a row does not say stands in
+published_assumptions.toml and _published_rows.py. Constants are shared by all rows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _published_experts import has_experts
 from _published_rows import (
     Expressed,
     InexpressibleError,
@@ -45,7 +46,7 @@ from _published_seal import (
     write_outcome,
     write_seal,
 )
-from _published_table import configuration_of, rows_of
+from _published_table import configuration_of, release_of, rows_of
 from _record import write_record
 
 SCHEMA = 2
@@ -73,8 +74,8 @@ def sorted_out(
     """The rows of a file that are runs of ours, and the ids of the others by reason; TPUs or all but them.
 
     Of rows with one configuration, in one source, only the newest is a run: near-identical rows of several
-    releases differ by 4.5 % at the median, and would count one configuration several times. `blind`: no
-    measured column is read.
+    releases differ by 4.5 % at the median, and would count one configuration several times. Rows of experts
+    are one for each release, which differ by up to 77 %. `blind`: no measured column is read.
     """
     expressed: dict[str, Expressed] = {}
     others: dict[str, list[str]] = defaultdict(list)
@@ -88,6 +89,7 @@ def sorted_out(
             others[str(reason)].append(row["id"])
             continue
         key, date = configuration_of(row), row.get("date") or ""
+        key += (release_of(row),) if has_experts(row) else ()
         older = newest.get(key)
         if older is not None and older[0] >= date:
             others[OLDER].append(found.id)
@@ -109,7 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tpus", action="store_true", help="rows on TPUs, and no others (needs libtpu)")
     parser.add_argument("--sample", type=int, help="draw so many rows")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    words = "take our programs' seconds from this record: for a change of the models of stacks"
+    words = "take our programs' seconds from this record, and compile only the rows that it lacks"
     parser.add_argument("--again", type=Path, metavar="RECORD", help=words)
     parser.add_argument("--jobs", type=int, default=1, help="compile so many at once")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
@@ -140,12 +142,11 @@ def scored_now(
     return scored
 
 
-def scored_from(known: list[dict[str, Any]], rows: list[Expressed]) -> list[dict[str, Any]]:
-    """Score rows by the seconds that a record has of our programs; a row that it lacks has failed."""
+def scored_from(known: list[dict[str, Any]], rows: list[Expressed], jobs: int) -> list[dict[str, Any]]:
+    """Score rows by the seconds that a record has of our programs; compile those that it lacks."""
     by_id = {row["id"]: row for row in known}
-    return [
-        scored_again(row, by_id.get(row.id, {"id": row.id, "failed": "not in the record"})) for row in rows
-    ]
+    new = {row["id"]: row for row in scored_now([row for row in rows if row.id not in by_id], jobs)}
+    return [scored_again(row, by_id[row.id]) if row.id in by_id else new[row.id] for row in rows]
 
 
 def seal_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
@@ -234,7 +235,7 @@ def main() -> None:
 def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
     """Predict rows beside what was measured, print that, and write the record if asked."""
     known = tomllib.loads(asked.again.read_text()) if asked.again else {}
-    scored = scored_from(known["row"], rows) if known else scored_now(rows, asked.jobs)
+    scored = scored_from(known["row"], rows, asked.jobs) if known else scored_now(rows, asked.jobs)
     summary = summary_of(scored)
     answer = {"schema": SCHEMA, "rows": scored, "inexpressible": others, "summary": summary}
     print(json.dumps(answer, indent=1)) if asked.json else print_table(scored, others, summary)
@@ -245,7 +246,7 @@ def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[st
             facts["carried"] = {
                 "commit": known["commit"],
                 "record": asked.again.name,
-                "rows": len(scored),
+                "rows": len({row["id"] for row in scored} & {row["id"] for row in known["row"]}),
                 "why": why,
             }
         write_record(

@@ -260,3 +260,23 @@ def test_fine_tuning_has_a_batch_of_its_own_and_no_steps_of_pretraining(tmp_path
     file = tmp_path / "mine.toml"
     file.write_text('preset = "llama3-8b"\nsteps = 9000\n[batch]\nsequences = 8\n')
     assert mw.load(str(file), {"lora.rank": 8}).batch.sequences == 8
+
+
+def test_memory_that_is_reserved_for_another_process_decides_whether_a_run_fits():
+    """A reserve of 80130 MiB leaves 27 to the program: the libraries take the rest of an H100's 81009."""
+    given = {"overrides": ["model.num_layers=1", "batch.microbatch_sequences=2"]}
+    plain, shared = (mw.weigh("bytes-10m", on=on, **given) for on in ("1xH100", "1xH100 reserve 80130MiB"))
+    assert (plain.fits, shared.fits) == (True, False)
+    text = str(shared).replace("\n", " ")
+    assert "DOES NOT FIT" in text
+    assert "78.3 GiB of it reserved for another process" in text
+    assert shared.to_dict()["ledger"]["memory"]["allowance"]["reserved for another process"] == 80130 * 2**20
+
+
+def test_a_plan_leaves_what_is_reserved_to_another_process():
+    from meshwright.hardware import Fleet
+    from meshwright.planning import room_of, space_of
+
+    run, fleets = load_config("llama3-8b"), [Fleet.parse(on) for on in ("8xH100", "8xH100 reserve 20GiB")]
+    plain, shared = (room_of(fleet, space_of(run, fleet).candidates) for fleet in fleets)
+    assert set(plain - shared) == {20 * 2**30}

@@ -46,6 +46,9 @@ MODELS = {
     "two tables": ("model.vocab_size=61", "model.num_kv_heads=4"),
     "tied": ("model.tied_embeddings=true", "model.bias=true", "model.vocab_size=61", "model.num_kv_heads=1"),
 }
+# Beside the cover: first layers that have no experts, which every stage runs.
+FIRST = ("model.num_dense_layers=1", "model.dense_mlp_dim=48", "model.num_shared_experts=1")
+OTHERS = {f"{name}, dense first": (*MODELS[name], *FIRST) for name in ("experts", "tied, experts")}
 AXES = ("data", "fsdp", "context", "expert", "tensor")
 # Where several values meet as many pairs, a case has the last one.
 FACTORS = {
@@ -112,7 +115,7 @@ class Case:
         if self.remat[-1].isdigit():
             group = int(self.remat[-1])
             num_layers = group * STAGES * self.chunks if self.chunks else max(3, group)
-        sizes = (*MODELS[self.model], f"model.num_layers={num_layers}")
+        sizes = (*{**MODELS, **OTHERS}[self.model], f"model.num_layers={num_layers}")
         chosen = 2 if self.precision == "fp32" else NUM_EXPERTS
         return (*sizes, f"model.experts_per_token={chosen}") if "experts" in self.model else sizes
 
@@ -302,7 +305,24 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     return [] if case in map(told, TELLING) else [pytest.mark.long if is_deep else pytest.mark.wide]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in cover()[0]], ids=str)
+STAGED = {"schedule": "1f1b", "chunks": 1, "layer_loop": None, "microbatches": MICROBATCHES}
+BESIDE = (
+    Case(model="experts, dense first", data=2, expert=2, zero1=True, **STAGED),
+    Case(model="tied, experts, dense first", context=2, tensor=2, remat="full", **STAGED),
+    Case(
+        model="experts, dense first", fsdp=2, expert=2, **{**STAGED, "schedule": "gpipe", "microbatches": 1}
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, marks=marks_of(case)) for case in cover()[0]),
+        *(pytest.param(case, marks=[pytest.mark.wide] if place else []) for place, case in enumerate(BESIDE)),
+    ],
+    ids=str,
+)
 def test_a_layout_trains_as_one_device_does(case):
     if case.precision != "fp32":
         bound = rounded(on_one_device(case, case.precision), case.sizes)

@@ -323,3 +323,32 @@ def test_weighed_its_state_is_the_hand_sum_by_moment(kind):
         9 * 256 / 8 + others + norms + placeholders
     )
     assert sum(a.device_bytes for a in state) < 0.05 * 4 * whole / 8
+
+
+@pytest.mark.parametrize(
+    ("layout", "exchanges"),
+    [
+        ("fsdp=8", {"fsdp": 8}),
+        pytest.param("fsdp=4,tensor=2", {"fsdp": 4, "tensor": 2}, marks=pytest.mark.wide),
+    ],
+)
+def test_muon_deals_whole_matrices_to_devices_in_two_exchanges(layout, exchanges):
+    """By hand: a device sends its numbers of hidden matrices, but its own part, there and back.
+
+    None is gathered.
+    """
+    config = ["model.num_layers=8", "model.unroll=false", "batch.sequence_length=32"]
+    muon, adamw = (
+        mw.weigh("bytes-nano", on="8xCPU", layout=layout, overrides=[*config, f"optimizer.kind={kind}"])
+        for kind in ("muon", "adamw")
+    )
+
+    def sent(weighed, kind, axis):
+        found = [c for c in weighed.ledger.traffic if c.kind == kind and c.axes == (axis,)]
+        return sum(c.wire_bytes for c in found)
+
+    hidden, _ = counted(muon.config)
+    for axis, size in exchanges.items():
+        more = sent(muon, "all-to-all", axis) - sent(adamw, "all-to-all", axis)
+        assert more == 2 * 4 * hidden / 8 * (size - 1) / size
+        assert sent(muon, "all-gather", axis) == sent(adamw, "all-gather", axis)

@@ -48,7 +48,9 @@ INTERVALS = {
     "other NVIDIA chips": ("default",),
     "a CPU": ("calibration",),
     "a TPU of v4, v5e, v5p or v6e": ("tpu",),
-    "other TPUs": ("other-tpu",),
+    "such a TPU": ("tpu-program",),
+    "other TPUs (": ("other-tpu",),
+    "other TPUs,": ("other-tpu-program",),
 }
 
 

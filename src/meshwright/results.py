@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import ledger, planning, predict  # what they reckon with is imported on first use
-from .compiler import TARGET_COMPILER, Compiled
+from .compiler import TARGET_COMPILER, Compiled, Refusal
 from .config import Layout, RunConfig, Ticks, ticks_of
 from .errors import InputError
 from .hardware import Fleet, Link
@@ -29,7 +29,7 @@ from .units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from .eager import EagerAccount
     from .measure import Measurement, Reconciliation, Row
-    from .planning import RuleOfThumb
+    from .planning import RuleOfThumb, Suggestion
 
 WEIGHING_SCHEMA = 8
 RUN_SCHEMA = 2
@@ -64,13 +64,14 @@ class Weighing(Reportable):
         name: of the program.
         config: the run's configuration; None for a program that has none.
         fleet, layout: the devices, and the mesh on them.
-        ledger: memory, FLOPs and traffic. Of a PyTorch step: memory and traffic of the rank that needs the
-            most memory, and FLOPs of the fleet.
+        figures: the ledger: memory, FLOPs and traffic. Of a PyTorch step: memory and traffic of the rank that
+            needs the most memory, and FLOPs of the fleet. None where the compiler refused the program.
         prediction: None if no time is predicted; `no_prediction` then says why.
-        made_by: the compiled program; or what each rank holds and sends, of a step that PyTorch runs eagerly.
+        made_by: the compiled program; what each rank holds and sends, of a step that PyTorch runs eagerly; or
+            why the compiler refused a program that does not fit.
         num_steps: length of the whole run; None if neither the config nor the caller states it.
         plan_command: the command that searches other layouts; None for one device, for a program that is not
-            planned by its name, and where no time is predicted.
+            planned by its name, and where no time is predicted although the program is compiled.
         warnings: why the figures may not be of what was meant, printed before the verdict.
         idle_devices: devices of the named fleet that a step without a mesh leaves idle; `fleet` is without
             them.
@@ -81,10 +82,10 @@ class Weighing(Reportable):
     config: RunConfig | None = None
     fleet: Fleet
     layout: Layout
-    ledger: Ledger
+    figures: Ledger | None
     prediction: Prediction | None
     no_prediction: str
-    made_by: Compilation | EagerAccount
+    made_by: Compilation | EagerAccount | Refusal
     tokens_per_step: int | None = None
     num_steps: int | None = None
     plan_command: str | None = None
@@ -93,9 +94,38 @@ class Weighing(Reportable):
     other_calls: tuple[Weighing, ...] = ()
 
     @property
+    def ledger(self) -> Ledger:
+        """Memory, FLOPs and traffic of the step.
+
+        Raises:
+            InputError: the compiler refused the program, since a device has too little memory for it.
+        """
+        if self.figures is None:
+            raise self._not_compiled()
+        return self.figures
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Figures of the compiler that refused the program, since it does not fit; None if it did not."""
+        return self.made_by if isinstance(self.made_by, Refusal) else None
+
+    @property
+    def _refused(self) -> Refusal:
+        assert isinstance(self.made_by, Refusal), "a weighing without a ledger was refused"
+        return self.made_by
+
+    def _not_compiled(self) -> InputError:
+        """Return the error for what only a compiled program has, where the compiler refused it."""
+        what = f"{self.name} does not fit on {self.fleet.name}: it needs {self._refused.line}"
+        return InputError(f"{what}. The compiler made no program", hint="weigh a smaller step")
+
+    @property
     def fits(self) -> bool | None:
-        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
-        return self.ledger.memory.fits
+        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown.
+
+        False if the compiler refused the program, since a device has too little memory for it.
+        """
+        return False if self.figures is None else self.figures.memory.fits
 
     @property
     def step_seconds(self) -> float | None:
@@ -132,6 +162,9 @@ class Weighing(Reportable):
     @property
     def line(self) -> str:
         """The name, the fleet and the layout; whether it fits, and the expected time of a step."""
+        if self.figures is None:
+            where = f"{self.name} on {self.fleet.name}, layout {self.layout}"
+            return f"{where}: does not fit, {self._refused.line}"
         memory, prediction = self.ledger.memory, self.prediction
         verdict = {True: "fits", False: "does not fit", None: "no verdict"}[memory.fits]
         needed = format_bytes(memory.reserved_bytes + memory.allowance_bytes)
@@ -142,7 +175,7 @@ class Weighing(Reportable):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a compiler made the program; else PyTorch runs the step eagerly."""
+        """Whether a compiler made the program; else it refused to, or PyTorch runs the step eagerly."""
         return isinstance(self.made_by, Compilation)
 
     @property
@@ -150,7 +183,7 @@ class Weighing(Reportable):
         """The record of the compiled program.
 
         Raises:
-            InputError: PyTorch runs the step eagerly, and no program is compiled.
+            InputError: PyTorch runs the step eagerly, or the compiler refused it: no program is compiled.
         """
         return self._compilation.compiled
 
@@ -173,9 +206,9 @@ class Weighing(Reportable):
         """What each rank of a PyTorch step holds, sends and computes.
 
         Raises:
-            InputError: the program is compiled.
+            InputError: the program is compiled, or was to be.
         """
-        if isinstance(self.made_by, Compilation):
+        if isinstance(self.made_by, (Compilation, Refusal)):
             hint = "its figures are in `ledger` and `compiled`"
             raise InputError(f"{self.name} is a compiled program, and no ranks were run", hint=hint)
         return self.made_by
@@ -184,6 +217,8 @@ class Weighing(Reportable):
     def _compilation(self) -> Compilation:
         if isinstance(self.made_by, Compilation):
             return self.made_by
+        if isinstance(self.made_by, Refusal):
+            raise self._not_compiled()
         what = f"{self.name} runs as PyTorch runs it: there is no compiled program"
         raise InputError(what, hint="its figures are in `ledger` and `account`; or weigh it `.as_jax()`")
 
@@ -192,6 +227,8 @@ class Weighing(Reportable):
         """What made the figures: the target's compiler, a simulation on the CPU, or PyTorch."""
         if isinstance(self.made_by, Compilation):
             return self.made_by.compiled.source
+        if isinstance(self.made_by, Refusal):
+            return TARGET_COMPILER
         return BY_INDUCTOR if self.made_by.by_inductor else EAGER
 
     @property
@@ -238,9 +275,25 @@ class Weighing(Reportable):
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/reference/json.md explains its fields.
 
-        A PyTorch step lacks the fields that only a compiled program has, and has `pytorch`.
+        A PyTorch step lacks the fields that only a compiled program has, and has `pytorch`. A program that
+        the compiler refused lacks all that is made of a compiled one, and has `refusal`.
         """
+        if self.figures is None:
+            return self._refused_fields()
         total, flops = self.run_total, self.run_flops
+        return {
+            **self._named_fields(),
+            "ledger": self.ledger.to_dict(),
+            "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
+            "no_prediction": self.no_prediction,
+            "run_total": None if total is None else dataclasses.asdict(total),
+            "run_flops": None if flops is None else dataclasses.asdict(flops),
+            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
+            **(self._compiled_fields() if self.is_compiled else self._eager_fields()),
+        }
+
+    def _named_fields(self) -> dict[str, Any]:
+        """Return the fields that every weighing has."""
         return {
             "schema": WEIGHING_SCHEMA,
             "config": self.name,
@@ -252,14 +305,37 @@ class Weighing(Reportable):
             "warnings": list(self.warnings),
             "idle_devices": self.idle_devices,
             "fits": self.fits,
-            "ledger": self.ledger.to_dict(),
-            "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
-            "no_prediction": self.no_prediction,
-            "run_total": None if total is None else dataclasses.asdict(total),
-            "run_flops": None if flops is None else dataclasses.asdict(flops),
-            "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
-            **(self._compiled_fields() if self.is_compiled else self._eager_fields()),
         }
+
+    def _refused_fields(self) -> dict[str, Any]:
+        """Return all fields of a program that the compiler refused, since it does not fit."""
+        refusal = self._refused
+        figures = {
+            "needed_bytes": refusal.needed_bytes,
+            "usable_bytes": refusal.usable_bytes,
+            "exceeded_bytes": refusal.needed_bytes - refusal.usable_bytes,
+            "words": refusal.words,
+            "argument_bytes_by_role": refusal.argument_bytes_by_role,
+        }
+        return {
+            **self._named_fields(),
+            "refusal": figures,
+            "suggestions": [
+                {"arguments": each.arguments, "effect": each.effect} for each in self.suggestions
+            ],
+            **({} if self.config is None else {"run_config": self.config.model_dump(mode="json")}),
+            **({} if refusal.num_parameters is None else {"num_parameters": refusal.num_parameters}),
+            **({} if self.plan_command is None else {"plan_command": self.plan_command}),
+            "compile": {"seconds": refusal.seconds, "compiler": refusal.compiler},
+        }
+
+    @property
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """Changes to a configuration that make its memory smaller; none if it fits."""
+        if self.fits is not False:
+            return ()
+        memory = self.refusal or self.ledger.memory
+        return planning.suggestions(self.config, self.layout, self.fleet, memory)
 
     def _compiled_fields(self) -> dict[str, Any]:
         """Return the fields that only a compiled program has."""
@@ -412,8 +488,8 @@ class Change:
     """One change to a step, compiled: the bytes that one device then reserves, and the step's new cost.
 
     `saved_bytes` and `extra_...` are differences from the explained step; `saved_bytes` is positive for a
-    saving. `failed` says why the change could not be compiled, else it is "". Seconds are None if no time is
-    predicted.
+    saving. `failed` says why the change could not be compiled, or does not fit, else it is "". Seconds are
+    None if no time is predicted; differences also if the explained step itself was refused.
     """
 
     arguments: str  # as `meshwright weigh` takes them

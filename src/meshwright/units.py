@@ -44,6 +44,39 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B" if power == 0 else f"{digits} {_BINARY[power]}"
 
 
+def parse_bytes(text: str) -> int:
+    """Parse an amount of memory with its unit: "20GiB" in powers of 1024, "20GB" in powers of 1000, "4096B".
+
+    Raises:
+        InputError: the text is no such amount, or not a whole number of bytes.
+
+    >>> parse_bytes("1.5GiB")
+    1610612736
+    """
+    from fractions import Fraction  # late: `--help` needs none
+
+    amount = r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?))?B\s*"
+    match = re.fullmatch(amount, text, re.ASCII | re.IGNORECASE)
+    if match is not None:
+        power = " KMGT".index((match[2] or " ").upper())
+        num_bytes = Fraction(match[1]) * (1024 if match[3] else 1000) ** power
+        if num_bytes.denominator == 1:
+            return int(num_bytes)
+    raise InputError(f"cannot read {text!r} as an amount of memory", hint="write it as 20GiB, 512MiB or 20GB")
+
+
+def exact_bytes(num_bytes: int) -> str:
+    """Format memory as `parse_bytes` reads it, without rounding: "20GiB", "1536MiB", "1000B".
+
+    >>> exact_bytes(20 * 2**30)
+    '20GiB'
+    """
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if num_bytes % 1024**power == 0 and num_bytes:
+            return f"{num_bytes // 1024**power}{unit}"
+    return f"{num_bytes}B"
+
+
 def format_count(count: float) -> str:
     """Format a count exactly below 1000, else with three digits: "512", "8.03B", "15T", "3.14e23"."""
     if abs(count) >= 999.5e12:

@@ -111,6 +111,29 @@ def test_rows_on_tpus_have_a_section_and_a_blind_error_by_the_others_of_their_ge
     assert "are of 13 runs, in the record" in text, "the figures at the top are those of GPUs"
 
 
+def of_experts(number, error, ours, **others):
+    """A row that took a second: our program alone, and with a dispatch and products of its stack's own."""
+    told = {"experts": "experts in one domain, fp8", "configuration": "c0ffee", "stack": "their experts"}
+    rules = {"otherwise_seconds": {"grouped products": 0.1, "reductions": -0.05}, "ours_seconds": ours}
+    return {**row("mbridge", number, error), **told, **rules, **others}
+
+
+def test_experts_have_a_class_each_with_what_every_rule_changed(record):
+    assert "## Experts" not in page(record, "today.toml")
+    record["row"] += [of_experts(1, 0.02, 1.4), of_experts(2, 0.04, 1.3)]
+    record["row"] += [of_experts(3, -0.2, 0.9, experts="experts across domains, bf16", configuration="beef")]
+    lines = page(record, "today.toml").splitlines()
+    assert "3 runs of mixtures of experts, of 2 configurations: each release of a source's software" in lines
+    one, across = "experts in one domain, fp8", "experts across domains, bf16"
+    assert f"| {one} | fitted | 2 | 35.0 % | +35.0 % | 3.0 % | 3.8 % | +3.0 % |" in lines
+    assert f"| {across} | fitted | 1 | 10.0 % | -10.0 % | 20.0 % | 20.0 % | -20.0 % |" in lines
+    after = next(place for place, line in enumerate(lines) if line.startswith("| after |"))
+    assert lines[after] == "| after | their experts (3) | all |"
+    # 1.02, 1.04 and 0.8 s without 0.1 s of products and with the 0.05 s that reductions save.
+    steps = [line.split(" | ")[1] for line in lines[after + 2 : after + 6]]
+    assert steps == ["30.0 %, +30.0 %", "3.0 %, -3.0 %", "9.0 %, +7.0 %", "4.0 %, +2.0 %"]
+
+
 SEALED = {
     "date": "2026-12-02",
     "what": "runs of somebody",

@@ -105,7 +105,7 @@ def test_a_recipe_with_rematerialisation_of_its_own_kind_repeats_all():
     with pytest.raises(InexpressibleError, match="rematerialisation of its own kind"):
         express(strange)
     assert expressed(strange).config.remat == "full"
-    with pytest.raises(InexpressibleError, match="mixture of experts"):
+    with pytest.raises(InexpressibleError, match="experts of a model that is not known"):
         expressed({**NEMO, "moe": "8 experts"})
 
 

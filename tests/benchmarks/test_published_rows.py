@@ -130,9 +130,11 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ep": "2"}, "expert parallelism"),
+        ({"ep": "2"}, "experts of a model that is not known by its name"),
+        ({"moe": "64/8", "model": "Qwen3_30B_a3B"}, "dimensions other than those of the model that it names"),
+        ({"ep": "8", "model": "Nemotron_3_Nano"}, "blocks of Mamba-2"),
         ({"id": "bloom-001", "notes": "row dated 02-23 2022"}, "machine was changed afterwards"),
-        ({"moe": "8 experts"}, "mixture of experts"),
+        ({"moe": "8 experts"}, "experts of a model that is not known by its name"),
         ({"precision": "nvfp4"}, "4-bit or integer arithmetic"),
         ({"precision": "fp16/bf16"}, "precision not stated"),
         ({"attention_impl": "unfused"}, "attention without a fused kernel, in a stack of which no model"),
@@ -164,6 +166,86 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
 def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
     with pytest.raises(InexpressibleError, match=reason):
         express({**LLAMA, **change})
+
+
+QWEN = {
+    **LLAMA,
+    "id": "mbridge-900",
+    "date": "2026-04",
+    "model": "Qwen3_30B_a3B",
+    "params_b": "30.5",
+    "n_layers": "48",
+    "d_model": "2048",
+    "n_kv_heads": "4",
+    "d_ff": "768",
+    "vocab": "151936",
+    "seq_len": "4096",
+    "moe": "128/8",
+    "accelerator": "H100-80GB-SXM",
+    "n_devices": "32",
+    "precision": "FP8",
+    "sharding": "DDP+distributed-optimizer(ZeRO-1)",
+    "fsdp": "",
+    "dp": "32",
+    "ep": "16",
+    "global_batch_seqs": "128",
+    "act_ckpt": "",
+}
+
+
+def test_a_row_of_experts_is_the_model_that_it_names_with_balanced_experts():
+    run = express(QWEN)
+    model = run.config.model
+    assert (model.num_experts, model.experts_per_token, model.capacity_factor) == (128, 8, 1.0)
+    assert model.qk_norm == "head", "which no column tells"
+    assert (run.config.layout, run.experts) == ("data=2,expert=16", "experts across domains, fp8")
+    piped = express({**QWEN, "pp": "2", "ep": "8", "dp": "16", "precision": "BF16"})
+    assert (piped.config.layout, piped.experts) == (
+        "stage=2,data=2,expert=8",
+        "experts in one domain, stages, bf16",
+    )
+
+
+def test_fsdp_over_experts_devices_has_their_axis_for_the_experts():
+    row = {**QWEN, "sharding": "FSDP2", "fsdp": "32", "dp": ""}
+    assert express(row).config.layout == "fsdp=2,expert=16"
+    with pytest.raises(InexpressibleError, match="experts over devices of tensor parallelism"):
+        express({**QWEN, "tp": "4", "dp": "8"})
+
+
+def test_a_predicted_token_is_a_layer_more():
+    row = {**QWEN, "model": "DeepSeekV3", "params_b": "671", "n_layers": "61", "d_model": "7168"}
+    row |= {"n_heads": "128", "n_kv_heads": "", "d_ff": "2048", "vocab": "129280", "moe": "256/8"}
+    row |= {"accelerator": "GB300-279GB", "n_devices": "64", "dp": "64", "devices_per_node": "4", "ep": "64"}
+    assert express(row).config.model.num_layers == 62
+    assert express({**row, "model": "DeepSeekV3 (w/o MTP)"}).config.model.num_layers == 61
+    piped = {**row, "pp": "2", "ep": "32", "dp": "32"}
+    found = express(piped)
+    assert (found.config.model.num_layers, found.config.model.num_dense_layers) == (62, 0)
+    assert "its dense first layers taken as layers of experts" in " ".join(found.notes)
+    in_chunks = express({**piped, "vp": "8"}).config
+    assert (in_chunks.model.num_layers, in_chunks.pipeline_chunks) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "graphs", "once", "overlaps"),
+    [
+        ({}, "", True, False),
+        ({"date": "2025-09"}, "", False, True),
+        ({"accelerator": "GB200-186GB", "devices_per_node": "4"}, "router", True, False),
+        (
+            {"accelerator": "GB200-186GB", "devices_per_node": "4", "date": "2026-06", "precision": "MXFP8"},
+            "whole",
+            True,
+            True,
+        ),
+        ({"id": "automodel-900"}, "", True, False),
+    ],
+)
+def test_a_release_says_how_experts_are_run(change, graphs, once, overlaps):
+    stack = express({**QWEN, **change}).stack
+    assert (stack.graphs, stack.sends_once, stack.overlaps_experts) == (graphs, once, overlaps)
+    assert stack.groups_products
 
 
 def test_a_row_is_a_run_without_its_measurement_and_has_an_error_only_with_it():

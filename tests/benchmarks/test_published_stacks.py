@@ -393,8 +393,7 @@ def test_a_record_is_scored_again_by_its_own_seconds():
     assert again["low_seconds"] == pytest.approx(0.75 * expected, rel=1e-4)
     assert again["error"] == pytest.approx(expected / found.measured_seconds - 1, abs=1e-4)
     assert "data=8,fsdp=8" in scored_again(found, {**told, "layout": "data=8,fsdp=8"})["failed"]
-    assert scored_from([told], [found]) == [again]
-    assert scored_from([], [found]) == [{"id": found.id, "failed": "not in the record"}]
+    assert scored_from([told], [found], 1) == [again]
 
 
 def test_a_source_has_no_part_in_its_own_blind_prediction():

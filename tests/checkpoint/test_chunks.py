@@ -23,6 +23,8 @@ TINY += ("batch.sequences=8", "batch.microbatch_sequences=2")
 EXPERTS = ("model.num_experts=2", "model.experts_per_token=1")
 ADAFACTOR = ("optimizer.kind=adafactor", "optimizer.least_factored=4")
 SEVEN = ("model.num_layers=7",)
+WIDE_IN_8_BITS = ("model.embed_dim=64", "model.mlp_dim=64", "model.vocab_size=128", "state.moments=8bit")
+WIDE_IN_8_BITS += ("precision=bf16", "state.parameters=bf16", "state.master=fp32")
 LAYOUTS: list[tuple[int, dict[str, int]]] = [(1, {}), (2, {"stage": 2, "fsdp": 2}), (1, {"stage": 4})]
 
 
@@ -40,6 +42,7 @@ def kept(state: Any, like: Any) -> Any:
     "more",
     [
         pytest.param(SEVEN, id="adamw, padded"),
+        pytest.param(WIDE_IN_8_BITS, id="adamw in 8 bits, with a master copy"),
         pytest.param((*ADAFACTOR, *EXPERTS), id="adafactor, experts", marks=pytest.mark.wide),
         pytest.param((*SEVEN, *ADAFACTOR), id="adafactor, padded", marks=pytest.mark.wide),
     ],
@@ -67,7 +70,8 @@ def test_a_run_goes_on_with_other_chunks(
         assert found is not None
         assert found.step == number + 1
         shapes = {array.path: array.shape for array in found.manifest.arrays}
-        assert shapes["parameters/layers/attention/query"] == (layers, 16, 4, 4)
+        query = states[0]["parameters"]["layers"]["attention"]["query"]
+        assert shapes["parameters/layers/attention/query"] == query.shape == (layers, *query.shape[1:])
         for other, its in zip(built, states, strict=True):
             check_match(found, other.state, layers)
             assert same_bits(restore(found, other.state, num_layers=layers), its)

@@ -233,6 +233,16 @@ def test_scopes_say_which_share_of_the_runs_is_the_models():
     assert counted(ticks, f32(8, 8)).by_phase["forward"] == 4 * SQUARE // 2
 
 
+def test_a_share_of_odd_work_is_rounded():
+    """A kernel or a product of which a third is needed has no whole number of FLOPs."""
+
+    def thirds(x):
+        with jax.named_scope("needed_1_of_3"):
+            return x @ x
+
+    assert counted(thirds, f32(8, 8)).by_phase["forward"] == round(SQUARE / 3) != SQUARE / 3
+
+
 def test_a_pallas_kernel_is_counted_by_its_body():
     def kernel(x_ref, y_ref):
         y_ref[...] = x_ref[...] @ x_ref[...]

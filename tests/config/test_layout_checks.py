@@ -141,9 +141,9 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ),
         (
             "deepseek-v2-lite",
-            "stage=2,fsdp=4",
-            "layers of which model.num_dense_layers = 1 have no experts = 1 is less than stage = 2",
-            "use stage=1",
+            "stage=32,fsdp=4",
+            "model.num_layers - model.num_dense_layers = 26 is less than stage = 32",
+            "use stage=26 or less",
         ),
         (
             "deepseek-v2-lite",

@@ -253,3 +253,31 @@ def test_attached_tpus_that_are_no_slice_are_refused():
     with pytest.raises(InputError, match="no slice of v5e has 3 devices") as refused:
         Fleet.local("TPU v5 lite", 3)
     assert "v5e-4" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["8xH100 reserve 20GiB", "v5p-512 reserve 1536MiB", "2x4xA100-80GB reserve 1000B"]
+)
+def test_a_fleet_with_a_reserve_is_read_as_it_is_written(text):
+    fleet = Fleet.parse(text)
+    assert fleet.reserve_bytes in (20 * 2**30, 1536 * 2**20, 1000)
+    assert Fleet.parse(fleet.name) == fleet
+    assert fleet_reading(text) == ""
+    plain, reserve = text.split(" reserve ")
+    assert fleet.options == f"--on {plain} --reserve {reserve}".replace(
+        "2x4xA100-80GB", fleet.name.split()[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8xH100 reserve 90GiB", "a reserve of 90.0 GiB does not fit into the 79.1 GiB of one H100"),
+        ("8xH100 reserve 20", "cannot read '20' as an amount of memory"),
+        ("8xH100 reserve 1.5B", "cannot read '1.5B'"),
+        ("8xCPU reserve 20GiB", "8xCPU has no memory of its own of which 20GiB could be reserved"),
+    ],
+)
+def test_a_reserve_that_a_device_cannot_give_is_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        Fleet.parse(text)

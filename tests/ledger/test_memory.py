@@ -394,6 +394,15 @@ def test_a_cpu_and_a_tpu_have_no_allowance():
     assert allowance(Fleet.parse("v5e-8"), (("data", 8),)) == {}
 
 
+@pytest.mark.parametrize("chips", ["8xH100", "v5p-16"])
+def test_a_reserve_is_an_item_of_the_allowance(chips):
+    axes, reserved = (("data", 8),), Fleet.parse(f"{chips} reserve 20GiB")
+    items = allowance(reserved, axes)
+    assert items.pop("reserved for another process") == 20 * 1024 * MIB
+    assert items == allowance(Fleet.parse(chips), axes)
+    assert usable_bytes(reserved) == usable_bytes(Fleet.parse(chips))
+
+
 def test_a_simulated_cpu_has_no_usable_memory_and_a_gpu_what_its_runtime_reports():
     assert usable_bytes(Fleet.parse("8xCPU")) is None
     fleet = Fleet.parse("8xH100")

@@ -76,6 +76,39 @@ def test_a_ragged_dot_meets_each_row_with_one_group_only(module):
     assert root_work(program).flops == 2 * 96 * 16 * 32
 
 
+def ragged_on_a_tpu(tiling):
+    """96 rows of 8 groups, as libtpu 0.0.42 compiles them: the lists of tiles, then both factors."""
+    says = f'{{mosaic_fusion_entry_point="true",ragged_dot_tiling="{tiling}"}}'
+    return (
+        "%n = s32[1]{0} parameter(0)",
+        "%offsets = s32[9]{0} parameter(1)",
+        "%tiles = s32[13]{0} parameter(2)",
+        "%a = bf16[96,16]{1,0} parameter(3)",
+        "%b = bf16[8,16,32]{2,1,0} parameter(4)",
+        "ROOT %d = bf16[96,32]{1,0} custom-call(%n, %offsets, %tiles, %tiles, %n, %a, %b), "
+        f'custom_call_target="tpu_custom_call", frontend_attributes={says}, '
+        'metadata={op_name="ragged-dot-none"}, backend_config={"custom_call_config":{"body":"bW9k"}}',
+    )
+
+
+def test_a_ragged_dot_of_a_tpu_computes_whole_tiles(module):
+    """Thirteen tiles of 16 rows, at most: six, and seven once more for the group that ends there."""
+    work = root_work(module(*ragged_on_a_tpu("16,16,32")))
+    assert (work.kind, work.format) == ("matmul", "bf16")
+    assert work.flops == 2 * (13 * 16) * 16 * 32
+    in_parts = root_work(module(*ragged_on_a_tpu("16,16,24")))
+    assert in_parts.flops == 2 * (13 * 16) * 16 * (2 * 24)  # 32 columns are two tiles of 24
+
+
+def test_the_lists_of_a_ragged_dots_tiles_are_no_unpriced_work(module):
+    program = module(
+        "%sizes = s32[8]{0} parameter(0)",
+        "ROOT %m = (s32[9]{0}, s32[11]{0}) custom-call(%sizes), "
+        'custom_call_target="tpu_custom_call", metadata={op_name="ragged-dot-metadata"}',
+    )
+    assert unpriced_work(program.entry, program.entry.root) is None
+
+
 GEMM = (
     'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"],'
     '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
@@ -477,3 +510,15 @@ def test_a_map_applies_its_computation_to_every_element(module):
 """,
     )
     assert executed_flops(executions_of(program)).elementwise == {"arithmetic": 16}
+
+
+def test_a_reduction_that_a_tpu_broadcasts_again_is_formed_once(module):
+    """XLA for TPUs writes sums over rows as windows that meet the whole row wherever they lie."""
+    program = module(
+        "%x = f32[3,16]{1,0} parameter(0)",
+        "%z = f32[] constant(0)",
+        "ROOT %w = f32[3,16]{1,0} reduce-window(%x, %z), window={size=1x31 pad=0_0x15_15}, to_apply=%sum",
+        before="%sum (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+        "  ROOT %s = f32[] add(%a, %b)\n}",
+    )
+    assert executed_flops(executions_of(program)).elementwise["reduction"] == 3 * (16 - 1)

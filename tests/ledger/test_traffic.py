@@ -107,6 +107,21 @@ def test_wire_bytes_are_what_a_ring_sends(module, text, payload, wire):
     assert (only.axes, only.group_size, only.payload_bytes, only.wire_bytes) == (("fsdp",), 4, payload, wire)
 
 
+def test_a_ragged_exchange_sends_equal_parts_of_its_operand(module):
+    """Its result is the buffer that others' parts are written into, of any size."""
+    sizes = "".join(f", %n{i}" for i in range(4))
+    only = one(
+        module,
+        "%p = f32[8,4]{1,0} parameter(0)",
+        "%o = f32[64,4]{1,0} parameter(1)",
+        *(f"%n{i} = s32[4]{{0}} parameter({2 + i})" for i in range(4)),
+        f"ROOT %r = f32[64,4]{{1,0}} ragged-all-to-all(%p, %o{sizes}), "
+        "replica_groups={{0,2,4,6},{1,3,5,7}}",
+    )
+    assert (only.kind, only.axes, only.group_size) == ("ragged-all-to-all", ("fsdp",), 4)
+    assert (only.payload_bytes, only.wire_bytes) == (128, 96)
+
+
 def test_a_permutation_sends_all_of_it(module):
     only = one(
         module,

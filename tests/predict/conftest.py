@@ -73,7 +73,7 @@ def ledger_with():
 
 @pytest.fixture
 def compiled_for():
-    def make(fleet, source="target compiler", tokens=None):
+    def make(fleet, source="target compiler", tokens=None, sequence_length=None):
         num_devices = Fleet.parse(fleet).num_devices
         return Compiled(
             schema=1,
@@ -91,7 +91,7 @@ def compiled_for():
             num_parameters=None,
             num_matmul_parameters=None,
             tokens_per_step=tokens,
-            sequence_length=None,
+            sequence_length=sequence_length,
             reported_bytes={},
             compile_seconds=0.0,
             fingerprint="",

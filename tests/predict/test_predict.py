@@ -114,7 +114,7 @@ def assert_width(found, name):
 def test_the_interval_is_as_wide_as_what_is_known(predicted):
     sustained, tables = predicted("8xH100"), predicted("8xB200")
     default, products = predicted("8xA10"), predicted("8xH20")
-    tpu, other_tpu = predicted("v5p-8"), predicted("v7x-8")
+    tpu, other_tpu = predicted("v5p-8", sequence_length=8192), predicted("v7x-8", sequence_length=8192)
     assert_width(sustained, "hopper")
     assert sustained.interval_reasons == ()
     assert tables.interval_reasons == ("no published run on this chip could be scored",)
@@ -132,6 +132,17 @@ def test_the_interval_is_as_wide_as_what_is_known(predicted):
     assert "that published runs on v5p sustain" in tpu.basis
     assert_tpus_width(other_tpu, "other-tpu")
     assert "that those on other TPUs sustain" in other_tpu.basis
+
+
+@pytest.mark.parametrize(("fleet", "of_ours"), [("v6e-8", "tpu"), ("v7x-8", "other-tpu")])
+def test_a_program_that_is_no_transformer_of_ours_has_a_wider_interval_on_tpus(predicted, fleet, of_ours):
+    ours, other = predicted(fleet, sequence_length=8192), predicted(fleet)
+    assert_tpus_width(ours, of_ours)
+    assert_tpus_width(other, f"{of_ours}-program")
+    assert other.step_seconds.low < ours.step_seconds.low
+    assert other.step_seconds.high > ours.step_seconds.high
+    assert "such a program" in other.interval_reasons[0]
+    assert predicted("8xH100").step_seconds == predicted("8xH100", sequence_length=8192).step_seconds
 
 
 def test_cards_without_peer_to_peer_transfers_have_a_wider_interval(predicted):

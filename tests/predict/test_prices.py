@@ -7,7 +7,7 @@ from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import Message
 from meshwright.predict import machine_of
-from meshwright.predict._kernel_prices import bytes_of, kernel_of, transfer_of
+from meshwright.predict._kernel_prices import bytes_by_memory, kernel_of, transfer_of
 
 ATTENTION = (
     'backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"element_type":"BF16",'
@@ -208,7 +208,7 @@ def moved(program_of):
 
     def make(text):
         program = program_of(text)
-        return bytes_of(program, program.entry, program.entry.root)
+        return bytes_by_memory(program, program.entry, program.entry.root).total()
 
     return make
 
@@ -366,7 +366,7 @@ ENTRY %main (pair: (f32[1024,1024], f32[4])) -> f32[4] {
 }
 """
     program = parse_program(text)
-    assert bytes_of(program, program.entry, program.entry.root) == 4 * 4 + 4 * 4
+    assert bytes_by_memory(program, program.entry, program.entry.root).total() == 4 * 4 + 4 * 4
 
 
 GB = 10**9
@@ -441,6 +441,17 @@ def test_one_crossing_pair_makes_a_permute_cross():
 def test_a_message_over_no_block_of_the_mesh_is_named_by_its_size():
     found = transfer_of(on("16xH100")[0], gather("{{0,1,2,5}}", 4, axes=None), 16)
     assert found.name == "all-gather[groups of 4]"
+
+
+@pytest.mark.parametrize("fleet", ["16xH100", "8xH100", "v5e-8", "2xv5e-4"])
+def test_a_ragged_exchange_takes_the_time_of_one_of_equal_parts(fleet):
+    machine, num_devices = on(fleet)
+    groups = f"[1,{num_devices}]<=[{num_devices}]"
+    seconds = [
+        transfer_of(machine, gather(groups, num_devices, kind), num_devices).seconds
+        for kind in ("ragged-all-to-all", "all-to-all")
+    ]
+    assert seconds[0] == seconds[1] > 0
 
 
 @pytest.mark.parametrize(

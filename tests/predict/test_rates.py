@@ -159,7 +159,7 @@ ALLOWED |= {"1.6449", "2.92", "50", "1e-9", "0.5", "16", "240"}
 def test_the_files_hold_their_source():
     assert "aiconfigurator" in _constants.fitted()["source"]
     products = {"products", "products_reached", "unaligned"}
-    others = {"sustained", "other_tpus", "shared", "attention", "interval", "factors", "alone"}
+    others = {"sustained", "other_tpus", "shared", "attention", "interval", "factors", "alone", "grouped"}
     assert others | products == set(_constants.runs())
 
 
@@ -182,6 +182,7 @@ def test_no_constant_of_a_machine_stands_in_code(path):
         "interval",
         "factors",
         "alone",
+        "grouped",
     ],
 )
 def test_every_table_of_constants_is_explained_beside_it(table):

@@ -1,6 +1,8 @@
-"""TPUs: products at what published runs sustain, convolutions that are products, sorts and splash attention.
+"""TPUs: products at what published runs sustain, memory on the chip, sorts and splash attention.
 
-The compiler for TPUs writes a matrix product as a convolution without a window; JAX's name of it tells.
+The compiler for TPUs writes a matrix product as a convolution without a window; JAX's name of it tells. It
+places arrays in the chip's vector memory (S(1) in their layouts), and copies between the memories beside
+computation.
 """
 
 import json
@@ -78,3 +80,100 @@ def test_splash_attention_is_priced_and_a_users_kernel_is_listed(program_of, nam
     walked = walk(machine, executions_of(program_of(marked)), (("data", 8),))
     assert walked.total["attention"] > 10**12 / machine.peak_flops_per_second["bf16"]
     assert (not walked.unpriced) == is_priced
+
+
+def test_a_ragged_dot_of_a_tpu_is_priced_as_a_product(walked_on):
+    says = '{mosaic_fusion_entry_point="true",ragged_dot_tiling="128,1024,1024"}'
+    text = f"""
+%step (n: s32[1], t: s32[79], a: bf16[8192,1024], b: bf16[16,1024,2048]) -> bf16[8192,2048] {{
+  %n = s32[1]{{0}} parameter(0)
+  %t = s32[79]{{0}} parameter(1)
+  %a = bf16[8192,1024]{{1,0}} parameter(2)
+  %b = bf16[16,1024,2048]{{2,1,0}} parameter(3)
+  ROOT %d = bf16[8192,2048]{{1,0}} custom-call(%n, %t, %t, %t, %n, %a, %b),
+    custom_call_target="tpu_custom_call",
+    frontend_attributes={says}, metadata={{op_name="ragged-dot-none"}}
+}}
+""".replace(",\n    ", ", ")
+    walked = walked_on(text, "v5e-8")
+    rate = runs()["sustained"]["v5e"]["flops_per_second"]
+    assert walked.total["matmul"] == pytest.approx(2 * 79 * 128 * 1024 * 2048 / rate)
+    assert not walked.unpriced
+
+
+ROW = 4 * 2**20  # bytes of f32[1048576]
+FUSED = """
+%fused (p: f32[1048576]) -> (f32[1048576], f32[1048576]) {
+  %p = f32[1048576]{0} parameter(0)
+  %n = f32[1048576]{0} negate(%p)
+  ROOT %both = (f32[1048576]{0}, f32[1048576]{0}) tuple(%n, %n)
+}
+
+%step (x: f32[1048576]) -> (f32[1048576], f32[1048576]) {
+  %x = f32[1048576]{0:IN} parameter(0)
+  ROOT %f = (f32[1048576]{0:T(1024)S(1)}, f32[1048576]{0:OUT}) fusion(%x), kind=kLoop, calls=%fused
+}
+"""
+COPIED = """
+%step (x: f32[1048576], y: bf16[SIZE,SIZE]) -> f32[1048576] {
+  %x = f32[1048576]{0:T(1024)} parameter(0)
+  %y = bf16[SIZE,SIZE]{1,0:T(8,128)S(1)} parameter(1)
+  %begun = (f32[1048576]{0:T(1024)S(1)}, f32[1048576]{0:T(1024)}, u32[]{:S(2)}) copy-start(%x)
+  BESIDE
+  ROOT %done = f32[1048576]{0:T(1024)S(1)} copy-done(%begun)
+}
+"""
+PRODUCTS = """%p = bf16[SIZE,SIZE]{1,0:T(8,128)S(1)} convolution(%y, %y), dim_labels=bf_io->bf,
+  metadata={op_name="step/mlp/dot_general"}""".replace("\n", "")
+NOTHING = "%nothing = f32[] constant(0)"
+READS = "%n = f32[1048576]{0:T(1024)S(1)} negate(%x)"
+
+
+def main_memory_seconds(num_bytes, chip="v6e-8"):
+    machine = machine_of(Fleet.parse(chip), None)
+    return num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "rows"), [("", "", 2), ("S(1)", "", 1), ("", "S(1)", 1), ("S(1)", "S(1)", 0)]
+)
+def test_what_lies_in_vector_memory_takes_no_time_of_the_main_memory(walked_on, read, written, rows):
+    text = FUSED.replace("IN", f"T(1024){read}").replace("OUT", f"T(1024){written}")
+    seconds = walked_on(text, "v6e-8").seconds
+    if rows:
+        assert seconds == pytest.approx(main_memory_seconds(rows * ROW))
+    else:
+        assert 0 < seconds < main_memory_seconds(ROW) / 5
+
+
+def test_a_gpus_other_memory_space_is_main_memory_too(walked_on):
+    texts = (FUSED.replace("IN", f"T(1024){s}").replace("OUT", "T(1024)") for s in ("", "S(1)"))
+    here, there = (walked_on(text, "8xH100").seconds for text in texts)
+    assert here == there
+
+
+@pytest.mark.parametrize("beside", [NOTHING, READS, PRODUCTS])
+def test_a_copy_runs_beside_what_leaves_the_main_memory_to_it(walked_on, beside):
+    walked = walked_on(COPIED.replace("BESIDE", beside).replace("SIZE", "1024"), "v6e-8")
+    product = 2 * 1024**3 / runs()["sustained"]["v6e"]["flops_per_second"]
+    copied = main_memory_seconds(ROW)
+    expected = {NOTHING: copied, READS: 2 * copied, PRODUCTS: max(copied, product)}[beside]
+    assert walked.seconds == pytest.approx(expected)
+    assert sum(walked.exposed.values()) == pytest.approx(walked.seconds)
+
+
+def test_a_copied_slice_runs_beside_a_product_and_its_parts_are_read_where_they_lie(walked_on):
+    text = """
+%sliced (p: f32[1048576]) -> f32[524288] {
+  %p = f32[1048576]{0:T(1024)} parameter(0)
+  ROOT %s = f32[524288]{0:T(1024)S(1)} slice(%p), slice={[0:524288]}
+}
+
+%step (x: f32[1048576]) -> f32[1048576] {
+  %x = f32[1048576]{0:T(1024)} parameter(0)
+  %begun = ((f32[1048576]{0}), f32[524288]{0:T(1024)S(1)}, s32[]{:S(2)}) async-start(%x), calls=%sliced
+  %done = f32[524288]{0:T(1024)S(1)} async-done(%begun)
+  ROOT %w = f32[1048576]{0:T(1024)S(1)} custom-call(%done, %done), custom_call_target="ConcatBitcast"
+}
+"""
+    assert walked_on(text, "v6e-8").seconds == pytest.approx(main_memory_seconds(ROW / 2))

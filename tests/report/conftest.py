@@ -188,7 +188,7 @@ def made_prediction(**changes: Any) -> Prediction:
 
 @pytest.fixture(scope="session")
 def weighing() -> Callable[..., Weighing]:
-    """A weighing whose parts may be changed: `weighing(ledger=...)`, `weighing(flops={...})`."""
+    """A weighing whose parts may be changed: `weighing(figures=...)`, `weighing(flops={...})`."""
 
     def make(
         *,
@@ -214,7 +214,7 @@ def weighing() -> Callable[..., Weighing]:
                 cached=changes.pop("cached", False),
             ),
             "tokens_per_step": record.tokens_per_step,
-            "ledger": dataclasses.replace(ledger, flops=dataclasses.replace(ledger.flops, **(flops or {}))),
+            "figures": dataclasses.replace(ledger, flops=dataclasses.replace(ledger.flops, **(flops or {}))),
             "prediction": None if prediction is None else made_prediction(**prediction),
             "no_prediction": "",
         }

@@ -225,6 +225,8 @@ PROGRAM = {
     "gradient_sum": ((*NANO, "precision=bf16", "batch.microbatch_sequences=4"), "gradient_sum=bf16"),
     "state.parameters": ((*NANO, "precision=bf16"), "state.parameters=bf16"),
     "state.moments": (NANO, "state.moments=bf16"),
+    "optimizer.muon.newton_schulz_format": (MUON, "optimizer.newton_schulz_format=bf16"),
+    "state.master": ((*NANO, "precision=bf16", "state.parameters=bf16"), "state.master=fp32"),
     "state.rounding": ((*NANO, "precision=bf16", "state.parameters=bf16"), "state.rounding=stochastic"),
     "remat": (NANO, "remat=full"),
     "layer_loop": (NANO, "layer_loop=unroll"),

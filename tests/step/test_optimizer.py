@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from meshwright.config import load_config, preset_names
+from meshwright.config._load import variants
 from meshwright.trainer.models import Parameter, initial_parameters, model_of
 from meshwright.trainer.step import optimizer_of
 from meshwright.trainer.step._optimizer import (
@@ -18,15 +19,17 @@ from meshwright.trainer.step._optimizer import (
     is_matrix,
     matrix_dims,
     moment_shardings,
-    muon_dims,
     schedule_of,
 )
+
+INNER = jax.tree_util.GetAttrKey("inner_states")
+
 
 # The optimizers against their papers' formulas, written out in numpy.
 
 
 DECLARED = {
-    "matrix": Parameter(shape=(2, 3), dims=("embed", "mlp")),
+    "matrix": Parameter(shape=(2, 3), dims=("embed", "mlp"), fan_in=2),
     "bias": Parameter(shape=(2, 3), dims=("heads", "head_dim"), initial="zeros"),
     "scale": Parameter(shape=(3,), dims=("embed",), initial="ones"),
 }
@@ -106,6 +109,30 @@ def test_adagrad_divides_by_the_root_of_all_squares_so_far(under):
         np.testing.assert_allclose(found[name], w, rtol=1e-5, atol=1e-6, err_msg=name)
     state = jax.tree.leaves(jax.eval_shape(optimizer_of(config, DECLARED).init, first))
     assert sum(math.prod(leaf.shape) for leaf in state if leaf.dtype == jnp.float32) == 15
+
+
+ADDING = {"momentum": 0.9, "centered": "true", "least_factored": 1}  # settings that add a moment
+
+
+@pytest.mark.parametrize("kind", variants("optimizer")[1])
+def test_an_optimizer_declares_the_moments_that_its_update_keeps_and_their_signs(kind):
+    keys = variants("optimizer")[1][kind].model_fields
+    added = [f"optimizer.{key}={value}" for key, value in ADDING.items() if key in keys]
+    config = load_config("linear", (f"optimizer.kind={kind}", *added))
+    optimizer = optimizer_of(config, DECLARED)
+    first, gradients, _ = updated(config, num_steps=2)
+    state = optimizer.init(first)
+    for gradient in gradients:
+        _, state = optimizer.update(gradient, state, first)
+    least = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+        group = next((path[i + 1].key for i, key in enumerate(path) if key == INNER), None)
+        if x.size > 1 and x.ndim:  # Optax keeps one number where it keeps no moment
+            name = next(f for f in fields if not f.startswith("inner_state"))
+            name = name if group is None else f"{group}.{name}"
+            least[name] = min(least.get(name, 0), float(x.min()))
+    assert {m.name: m.signed for m in config.optimizer.moments()} == {n: x < 0 for n, x in least.items()}
 
 
 def is_parameter(leaf):
@@ -224,10 +251,10 @@ def test_attentions_matrices_are_those_of_single_layers_with_all_heads_on_one_si
     layers = declared("gpt2-124m")["layers"]
     for name in ("query", "key", "value"):
         assert flattened(layers["attention"][name]) == (12, 768, 12 * 64)
-        assert muon_dims(layers["attention"][name]) == ((1,), (2, 3))
+        assert matrix_dims(layers["attention"][name]).input_output_dims == ((1,), (2, 3))
     assert flattened(layers["attention"]["output"]) == (12, 12 * 64, 768)
-    assert muon_dims(layers["attention"]["output"]) == ((1, 2), (3,))
-    assert muon_dims(layers["mlp"]["down"]) == ((1,), (2,))
+    assert matrix_dims(layers["attention"]["output"]).input_output_dims == ((1, 2), (3,))
+    assert matrix_dims(layers["mlp"]["down"]).input_output_dims == ((1,), (2,))
     assert flattened(layers["attention"]["query_bias"]) == (12, 768)
     assert flattened(layers["mlp_norm"]["scale"]) == (12, 768)
 
@@ -236,7 +263,7 @@ def test_each_expert_is_a_matrix_of_its_own():
     layers = declared("bytes-moe", "model.num_shared_experts=2")["layers"]
     assert flattened(layers["experts"]["up"]) == (2, 4, 64, 128)
     assert flattened(layers["experts"]["down"]) == (2, 4, 128, 64)
-    assert muon_dims(layers["experts"]["down"]) == ((2,), (3,))
+    assert matrix_dims(layers["experts"]["down"]).input_output_dims == ((2,), (3,))
     assert flattened(layers["experts"]["router"]) == (2, 64, 4)
     assert flattened(layers["mlp"]["up"]) == (2, 64, 2 * 128)
 
@@ -244,7 +271,7 @@ def test_each_expert_is_a_matrix_of_its_own():
 def test_a_convolutions_inputs_are_its_channels_and_the_window():
     kernel = declared("lenet")["convolution2"]["weight"]
     assert flattened(kernel) == (50, 20 * 5 * 5)
-    assert muon_dims(kernel) == ((1, 2, 3), (0,))
+    assert matrix_dims(kernel).input_output_dims == ((1, 2, 3), (0,))
     assert matrix_dims(kernel).inputs_outputs(kernel.shape) == (500, 50)
 
 
@@ -378,11 +405,11 @@ def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(me
 
 
 def test_dims_made_one_are_split_only_as_the_first_of_them():
-    from meshwright.trainer.step._optimizer import _of_merged
+    from meshwright.trainer.step._matrices import merged_entry
 
-    assert _of_merged((0, 1), PartitionSpec("tensor", None)) == "tensor"
-    assert _of_merged((0, 1), PartitionSpec(None, "tensor")) is None
-    assert _of_merged((0, 1), PartitionSpec("fsdp", "tensor")) is None
+    assert merged_entry((0, 1), PartitionSpec("tensor", None)) == "tensor"
+    assert merged_entry((0, 1), PartitionSpec(None, "tensor")) is None
+    assert merged_entry((0, 1), PartitionSpec("fsdp", "tensor")) is None
 
 
 def test_every_number_of_the_state_is_in_fp32_or_counts(mesh):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from meshwright.compiler import warm_workers
+from meshwright.compiler import TARGET_COMPILER, warm_workers
 from meshwright.config import NAMED_REMAT, POLICIES, Layout, block_policies, check_layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
@@ -43,7 +44,8 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
             f"{weighing.name} is not a configuration, so its settings cannot be changed from here",
             hint="change the program and weigh it again",
         )
-    known = suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)
+    memory = weighing.refusal or weighing.ledger.memory
+    known = suggestions(config, weighing.layout, weighing.fleet, memory)
     changes: list[Change] = []
     others = (*_other_remat(weighing, known), *_faster(weighing))
     tried = dict.fromkeys(s.arguments for s in (*known, *others))
@@ -137,22 +139,30 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
             on=_fleet(weighing, suggestion),
             layout=suggestion.layout or str(weighing.layout),
             overrides=suggestion.overrides,
-            simulate=weighing.compiled.source != "target compiler",
+            simulate=weighing.source != TARGET_COMPILER,
         )
     except MeshwrightError as error:
         return Change(**words, **dict.fromkeys(FIGURES), failed=error.message)
-    before, after = weighing.ledger, changed.ledger
+    before, after = weighing.figures, changed.figures
+    if after is None:
+        unknown: dict[str, Any] = {**words, **dict.fromkeys(FIGURES), "fits": False}
+        return Change(**unknown, failed=f"does not fit: {_refusal_line(changed)}")
     now, then = _seconds(weighing), _seconds(changed)
+    saved = None if before is None else before.memory.reserved_bytes - after.memory.reserved_bytes
     return Change(
         **words,
         reserved_bytes=after.memory.reserved_bytes,
-        saved_bytes=before.memory.reserved_bytes - after.memory.reserved_bytes,
+        saved_bytes=saved,
         fits=changed.fits,
-        extra_executed_flops=after.flops.executed - before.flops.executed,
+        extra_executed_flops=None if before is None else after.flops.executed - before.flops.executed,
         step_seconds=then,
         extra_seconds=None if now is None or then is None else then - now,
         failed="",
     )
+
+
+def _refusal_line(weighing: Weighing) -> str:
+    return "" if weighing.refusal is None else weighing.refusal.line
 
 
 def _fleet(weighing: Weighing, suggestion: Suggestion) -> Fleet:

@@ -74,7 +74,7 @@ def largest(
 
     batch = run.batch
     start = batch.sequence_length if of == "sequence_length" else batch.microbatch_sequences or 1
-    usable = first.ledger.memory.usable_bytes
+    usable = _usable(first)
     assert usable is not None, "it fits or it does not"
     start = max(unit, start // unit * unit)
     fits, above = search(needed_of, usable, start, unit, MOST[of], exact=of == "batch")
@@ -145,8 +145,15 @@ def _guess(
 
 
 def _needed(weighing: Weighing) -> int:
+    if weighing.refusal is not None:
+        return weighing.refusal.needed_bytes
     memory = weighing.ledger.memory
     return memory.reserved_bytes + memory.allowance_bytes
+
+
+def _usable(weighing: Weighing) -> int | None:
+    refusal = weighing.refusal
+    return weighing.ledger.memory.usable_bytes if refusal is None else refusal.usable_bytes
 
 
 def _meeting(one: int, other: int, tried: dict[int, float], usable: int) -> int:

@@ -191,18 +191,15 @@ class CandidateRunner:
             if isinstance(error, InputError) and nothing_compiled and self.programs.are_alike:
                 raise
             failed = error.message
-        if weighing is not None and weighing.prediction is None:
+        if weighing is not None and weighing.prediction is None and weighing.refusal is None:
             raise InputError(
                 f"no time is predicted for {self.fleet.name}, and so no order: {weighing.no_prediction}",
                 hint="choose a fleet with known rates: `meshwright fleets`",
             )
         self.planned[row] = self._planned(row, weighing, failed)
-        memory = None if weighing is None else weighing.ledger.memory
-        outcome = SearchOutcome(
-            seconds=None if weighing is None else weighing.step_seconds,
-            reserved_bytes=None if memory is None else memory.reserved_bytes,
-        )
-        self.search.finish(row, outcome)
+        made = self.planned[row]
+        seconds = None if made.prediction is None else made.prediction.step_seconds.expected
+        self.search.finish(row, SearchOutcome(seconds=seconds, reserved_bytes=made.reserved_bytes))
         if self.search.best == row:
             self.best = weighing  # of the others, no more than `Planned` is kept
 
@@ -211,17 +208,19 @@ class CandidateRunner:
     ) -> Planned:
         """Return what is kept of a candidate. `overrides`: where its program has others than the search's."""
         estimates = self.search.estimates
-        memory = None if weighing is None else weighing.ledger.memory
+        figures = None if weighing is None else weighing.figures
+        memory, refusal = figures and figures.memory, weighing and weighing.refusal
+        refused = None if refusal is None else refusal.needed_bytes
         return Planned(
             layout=str(self.programs.layout(row)),
             settings=self.programs.words(row) if overrides is None else settings_words(overrides),
             overrides=dict(self.programs.overrides(row) if overrides is None else overrides),
             estimated_seconds=float(estimates.seconds[row]) if self._is_run else None,
             estimated_bytes=float(estimates.memory[row]) if self._is_run else None,
-            model_flops=None if weighing is None else weighing.ledger.flops.model,
-            reserved_bytes=None if memory is None else memory.reserved_bytes,
-            allowance_bytes=None if memory is None else memory.allowance_bytes,
-            usable_bytes=None if memory is None else memory.usable_bytes,
+            model_flops=None if figures is None else figures.flops.model,
+            reserved_bytes=refused if memory is None else memory.reserved_bytes,
+            allowance_bytes=(None if refused is None else 0) if memory is None else memory.allowance_bytes,
+            usable_bytes=(refusal and refusal.usable_bytes) if memory is None else memory.usable_bytes,
             prediction=None if weighing is None else weighing.prediction,
             cached=weighing is not None and weighing.cached,
             failed=failed,

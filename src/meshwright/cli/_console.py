@@ -156,9 +156,9 @@ def say_readings(config: str | None, on: str, layout: str | None, other: str = "
         InputError: the fleet or the layout cannot be read.
     """
     from meshwright.config import layout_reading, text_reading
-    from meshwright.hardware import fleet_reading
+    from meshwright.hardware import fleet_reading, split_reserve
 
-    if on != "local" and (reading := fleet_reading(on)):
+    if split_reserve(on)[0] != "local" and (reading := fleet_reading(on)):
         print(f"note: {reading}", file=sys.stderr)
     is_foreign = config is not None and ":" in config and not Path(config).exists()
     if layout is not None and not is_foreign and (reading := layout_reading(layout)):

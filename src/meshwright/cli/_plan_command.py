@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,10 +21,13 @@ from ._weigh_command import (
     Config,
     LoraOption,
     PriceOption,
+    ReserveOption,
     SetOption,
     TokensOption,
     TokensPerStepOption,
+    keep_from_gpu,
     with_lora,
+    with_reserve,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +84,12 @@ TopOption = Annotated[
 CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if nothing fits.")]
 
 
+def _page(made: Plan, top: int | None, more: str) -> tuple[RenderableType, ...]:
+    from meshwright.report import plan_renderable
+
+    return (plan_renderable(made, top, more),)
+
+
 def plan(
     config: Config,
     data: DataOption = None,
@@ -97,6 +105,7 @@ def plan(
     tokens: TokensOption = None,
     tokens_per_step: TokensPerStepOption = None,
     price: PriceOption = None,
+    reserve: ReserveOption = None,
     top: TopOption = None,
     toml: TomlOption = None,
     emit: EmitOption = None,
@@ -106,20 +115,21 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
-    if as_ is not None and on != "local":  # the module is traced here, and an attached GPU is not used
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     _check_emit(emit, toml, image)
     from meshwright import RunLength
     from meshwright.programs import program_named
 
+    keep_from_gpu(as_, on)
     length = RunLength(tokens=tokens, tokens_per_step=tokens_per_step, price_per_device_hour=price)
     search = _merged(fix or (), vary or ())
     common: dict[str, Any] = {"search": search, "overrides": with_lora(overrides, lora), "run": length}
     program = program_named([config], {"as_": as_})
+    on = None if on is None else with_reserve(on, reserve)
     if fleets is not None:
         of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
         _refuse_beside_fleets(**of_one, toml=toml)
-        _compare(config, program, fleets.split(","), budget, common, html, check=check, as_json=as_json)
+        several = [with_reserve(each, reserve) for each in fleets.split(",")]
+        _compare(config, program, several, budget, common, html, check=check, as_json=as_json)
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
@@ -129,17 +139,12 @@ def plan(
     with ended_by_signals() as signals, plan_progress(f"planning {config} on {on}") as on_event:
         from meshwright import plan as run_plan
 
-        where = {"on": on, "smallest_fleet": min_devices}
-        made = run_plan(program, **where, budget_seconds=budget, on_event=on_event, **common)
+        common |= {"on": on, "smallest_fleet": min_devices}
+        made = run_plan(program, budget_seconds=budget, on_event=on_event, **common)
     if html is not None:
         made.to_html(html)
 
-    def page() -> tuple[RenderableType, ...]:
-        from meshwright.report import plan_renderable
-
-        return (plan_renderable(made, top, _more(made, toml, html, config)),)
-
-    answer(as_json, made.to_dict(), page)
+    answer(as_json, made.to_dict(), lambda: _page(made, top, _more(made, toml, html, config)))
     if toml is not None and made.winner is not None:
         _write_files(made, toml, emit, image)
     _end(made.interrupted, signals, nothing_fits=check and made.winner is None)

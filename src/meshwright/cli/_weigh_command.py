@@ -89,6 +89,15 @@ PriceOption = Annotated[
     str | None,
     typer.Option("--price", metavar="PRICE", help="Price of a device-hour, 1.80: adds the cost of the run."),
 ]
+ReserveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reserve",
+        metavar="SIZE",
+        help="Leave so much memory of each device to another process: 20GiB.",
+        show_default=False,
+    ),
+]
 RulesOption = Annotated[
     Path | None,
     typer.Option("--rules", metavar="FILE", help="Python file that calls meshwright.register_kernel."),
@@ -121,6 +130,17 @@ def with_lora(overrides: list[str] | None, rank: int | None) -> list[str]:
     return [*(overrides or ()), *([] if rank is None else [f"lora.rank={rank}"])]
 
 
+def keep_from_gpu(as_: str | None, on: str | None) -> None:
+    """Let jax trace on the CPU, and not take an attached GPU, where the command itself traces a module."""
+    if as_ is not None and on != "local":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def with_reserve(on: str, reserve: str | None) -> str:
+    """Return the text of a fleet with that of the option `--reserve`."""
+    return on if reserve is None else f"{on} reserve {reserve}"
+
+
 def weigh(
     config: Words,
     on: Annotated[
@@ -135,6 +155,7 @@ def weigh(
     tokens: TokensOption = None,
     tokens_per_step: TokensPerStepOption = None,
     price: PriceOption = None,
+    reserve: ReserveOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: SimulateOption = False,
     html: HtmlOption = None,
@@ -149,6 +170,7 @@ def weigh(
     largest_batch: LargestBatchOption = False,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
+    on = with_reserve(on, reserve)
     if longest or largest_batch:
         of = "sequence_length" if longest else "batch"
         return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
@@ -161,7 +183,7 @@ def weigh(
 
         how = {"layout": layout, "overrides": with_lora(overrides, lora), "simulate": simulate}
         weighing = _weighed(config, options, on, **how, run=length, on_event=on_event)
-        if not weighing.is_compiled:
+        if not weighing.is_compiled and weighing.refusal is None:
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
         changes = None
         if explains:
@@ -254,8 +276,7 @@ def _weighed(
     Raises:
         InputError: an option is given that has no meaning for this kind of program.
     """
-    if options["as_"] is not None and on != "local":  # the module is traced here, and not on an attached GPU
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    keep_from_gpu(options["as_"], on)
     from meshwright import RunLength
     from meshwright import weigh as run_weigh
     from meshwright.programs import program_named
@@ -263,6 +284,6 @@ def _weighed(
     program = program_named(words, options)
     say_readings(*(None, on, None) if program.is_command else (words[0], on, how["layout"]))
     made = run_weigh(program, on=on, run=RunLength(**run), **how)
-    for line in dict.fromkeys(made.ledger.assumptions) if program.is_command else ():
+    for line in dict.fromkeys(made.figures.assumptions) if program.is_command and made.figures else ():
         print(f"note: {line}", file=sys.stderr)
     return made

@@ -29,6 +29,7 @@ import psutil
 
 from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.files import last_lines, parsed_json
+from meshwright.json_records import read_record
 from meshwright.subprocesses import (
     GRACE_SECONDS,
     IS_LINUX,
@@ -53,6 +54,7 @@ from ._record import (
     Request,
     TakesNoMesh,
 )
+from ._refusal import Refusal, RefusedForMemory
 
 NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
@@ -103,6 +105,7 @@ def compile_program(
 
     Raises:
         InputError: the worker found an error in the user's input.
+        RefusedForMemory: a device has too little memory for the program, as the compiler says.
         CompileError: the compiler failed, crashed, or passed a limit. The message has the compiler's words.
     """
     key = request.key()
@@ -114,6 +117,9 @@ def compile_program(
         memory_limit_bytes = psutil.virtual_memory().available * 9 // 10
     with _cache.making_program() as made:
         answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes, files, answers)
+        if "refused" in answer:
+            refusal = read_record(Refusal, answer["refused"], name="a refusal", hint="weigh again")
+            raise RefusedForMemory(request.name, request.fleet, refusal)
         if "cached" in answer:  # a foreign step is found by its lowered text
             key = answer["cached"]
         else:

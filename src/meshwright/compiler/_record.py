@@ -104,6 +104,18 @@ class TracedFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a model sends tokens to experts: what no compiled program tells of its messages.
+
+    `load`: the tokens of the device that gets most, over the mean of all; 1.0 if they are balanced.
+    """
+
+    num_experts: int
+    num_chosen: int  # of a token
+    load: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """One compiled program: its source, its target, its compiler, and the compiler's reports."""
 
@@ -135,6 +147,8 @@ class Compiled:
     device_ids: tuple[int, ...] = ()
     # The figures that change because this release of XLA lacks a requested option.
     without_options: tuple[str, ...] = ()
+    # Of a run of ours with experts; None of any other program. No part of the compiled program.
+    routing: Routing | None = None
 
     def save(self, folder: Path, texts: dict[str, str]) -> None:
         """Write the folder, the manifest last. `texts` holds the raw content of each name in `TEXTS`."""

@@ -60,18 +60,13 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._models import LeNetModel as LeNetModel
     from ._models import LinearModel as LinearModel
     from ._models import ResNetModel as ResNetModel
-    from ._optimizers import AdafactorOptimizer as AdafactorOptimizer
-    from ._optimizers import AdaGradOptimizer as AdaGradOptimizer
-    from ._optimizers import AdamOptimizer as AdamOptimizer
     from ._optimizers import AdamWOptimizer as AdamWOptimizer
     from ._optimizers import ConstantSchedule as ConstantSchedule
     from ._optimizers import CosineSchedule as CosineSchedule
     from ._optimizers import InverseRootSchedule as InverseRootSchedule
     from ._optimizers import LinearSchedule as LinearSchedule
-    from ._optimizers import LionOptimizer as LionOptimizer
-    from ._optimizers import MuonOptimizer as MuonOptimizer
-    from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
-    from ._optimizers import SGDOptimizer as SGDOptimizer
+    from ._optimizers import Moment as Moment
+    from ._optimizers import OptimizerSection as OptimizerSection
     from ._optimizers import StableSchedule as StableSchedule
     from ._optimizers import schedule_problems as schedule_problems
     from ._published import published_config as published_config

@@ -28,6 +28,7 @@ _BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tenso
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "chunks": (),  # of a pipeline's layers: of each chunk, every stage holds a part
+    "first_layers": (),  # of a pipeline, unlike all others: every stage runs them
     "experts": ("expert",),  # comes first: an axis splits one dim of a parameter
     "embed": ("fsdp", "expert"),
     "latent": ("fsdp", "expert"),  # the inputs of a product with a latent, which has no other dim for them

@@ -86,8 +86,8 @@ def padded_layers(config: RunConfig, num_stages: int) -> int:
 
 
 def num_stacked_layers(config: RunConfig) -> int | None:
-    """Return the number of a transformer's layers; None for a model without stacked layers."""
-    return config.model.num_layers if isinstance(config.model, TransformerModel) else None
+    """Return the number of a transformer's layers that are alike; None for a model without stacked layers."""
+    return config.model.num_stacked_layers if isinstance(config.model, TransformerModel) else None
 
 
 def _num_layers(config: RunConfig) -> int:
@@ -313,9 +313,9 @@ def _group_problems(config: RunConfig, num_layers: int, stages: int) -> Iterator
     model = config.model
     assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
     size = model.group_size(config.remat)
-    if size > len(model.windows) and (num_layers % size or model.num_layers % size):
+    if size > len(model.windows) and (num_layers % size or model.num_stacked_layers % size):
         what = (
-            f"= {config.remat!r} has groups of {size} blocks, and of model.num_layers = {model.num_layers} "
+            f"= {config.remat!r} has groups of {size} blocks, and of the {model.num_stacked_layers} layers "
         )
         what += f"a chunk has {num_layers} (stage = {stages}, pipeline_chunks = {config.pipeline_chunks})"
         yield "remat", what, 'use remat = "alternate-dots", which holds for each block alone'

@@ -426,6 +426,10 @@ def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
         key: {name: value for value, names in of_key.items() for name in names.split()}
         for key, of_key in tables["values"].items()
     }
+    optimizers = variants("optimizer")[1].items()
+    values["optimizer.kind"] = {
+        name: kind for kind, record in optimizers for name in str(getattr(record, "elsewhere", "")).split()
+    }
     return keys, values
 
 
@@ -523,6 +527,8 @@ def _choice_problem(path: str, value: Any, choices: list[str], shown: list[str])
     """Return the problem of an unknown value; the hint is its meaning elsewhere, or the nearest choice."""
     meant = value_meant(path, str(value))
     hint = nearest_name(str(value), choices) if meant is None else f"did you mean {meant!r}?"
+    if meant is not None and path == "optimizer.kind" and "8bit" in str(value):
+        hint = f'use {path} = {meant!r} with state.moments = "8bit"'
     return path, f"= {_show(value)}: expected one of {', '.join(shown)}", hint
 
 

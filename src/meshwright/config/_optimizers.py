@@ -1,11 +1,18 @@
-"""Define the optimizers and the schedules of their learning rate.
+"""Declare the optimizers: of each its settings, its update, and the moments that it keeps; and the schedules.
 
-The state of every optimizer is in fp32. docs/explanation/optimizers.md compares them.
+To add one, write its class here and name it in `Optimizer`, below the last. The configuration, the step, the
+ledger, the plan's estimates and the pages read it from here. An update imports Optax when it is made, for the
+configuration is read without jax. The parameters reach it as `Parameters`, which the step provides.
 """
+
+# pyright: basic
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -22,18 +29,98 @@ from ._section import (
     raise_problems,
 )
 
+if TYPE_CHECKING:
+    import optax
+
+Tree = Any
+Kept = Literal["parameters", "hidden", "others", "vectors", "sides"]
+"""What a moment has a number for: each parameter, each of the hidden matrices, each of the others, each of
+the vectors (norms and biases), or each row or column of a matrix."""
+_GROUPS: dict[Kept, tuple[str, ...]] = {
+    "parameters": ("hidden", "tables", "vectors"),
+    "hidden": ("hidden",),
+    "others": ("tables", "vectors"),
+    "vectors": ("vectors",),
+    "sides": (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment that an optimizer keeps: its name in the ledger, and what it has a number for.
+
+    `signed`: it may be negative. A running mean of squares is not.
+    """
+
+    name: str
+    each: Kept = "parameters"
+    signed: bool = True
+
+
+class Parameters(Protocol):
+    """The parameters that an update is for, as the step knows them; trees have their structure.
+
+    `decayed` is true where weight decay falls.
+    """
+
+    @property
+    def decayed(self) -> Tree: ...
+
+    def split(self, hidden: Callable[[Any], Any], other: Any) -> Tree:
+        """Return `hidden(parameter)` for each hidden matrix, and `other` for all other parameters."""
+        ...
+
+    def sizes(self, parameter: Any) -> tuple[int, int]:
+        """Return the numbers of inputs and of outputs of a parameter's matrices."""
+        ...
+
+    def orthogonal(self, matrices: Tree, num_steps: int) -> Tree:
+        """Return hidden matrices made nearly orthogonal, each layer's matrix by itself."""
+        ...
+
+    def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Wrap an update to see each layer's matrices and vectors as arrays of their own."""
+        ...
+
+
+class OptimizerSection(Section):
+    """The base of the optimizers."""
+
+    elsewhere: ClassVar[str] = ""
+    """Name the optimizer as other programs do; a message says which of ours is meant."""
+
+    def moments(self) -> tuple[Moment, ...]:
+        """Return the moments that are kept, in the order of the ledger."""
+        raise NotImplementedError
+
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        """Return the update for a learning rate of 1, which the step multiplies by the actual one."""
+        raise NotImplementedError
+
+    def numbers_kept(self) -> dict[str, int]:
+        """Return the moments' numbers for each parameter of hidden matrices, of tables and of vectors.
+
+        Rows and columns of matrices are left out: they are few.
+
+        >>> LionOptimizer(kind="lion", learning_rate=1e-4).numbers_kept()
+        {'hidden': 1, 'tables': 1, 'vectors': 1}
+        """
+        groups = [group for moment in self.moments() for group in _GROUPS[moment.each]]
+        return {group: groups.count(group) for group in _GROUPS["parameters"]}
+
+    @property
+    def kept_alike(self) -> int | None:
+        """The moments' numbers for each parameter, or None if parameters differ."""
+        counts = set(self.numbers_kept().values())
+        varies = any(moment.each == "sides" for moment in self.moments())
+        return None if varies or len(counts) > 1 else counts.pop()
+
+
 DecayOn = Annotated[
     Literal["matrices", "all"],
     Field(
         description="Parameters that weight decay falls on.\n`matrices` leaves out norms and biases.\n"
         "Effect: the parameters that are pulled to zero."
-    ),
-]
-Scale = Annotated[
-    Literal["none", "linear", "sqrt"],
-    Field(
-        description="Rule by which the learning rate follows the batch.\n"
-        "Effect: `linear` multiplies the rate by batch / `batch.base_sequences`, `sqrt` by the root of that."
     ),
 ]
 LearningRate = Annotated[
@@ -104,7 +191,7 @@ Nesterov = Annotated[
 ]
 
 
-class NesterovOptimizer(Section):
+class NesterovOptimizer(OptimizerSection):
     """The base of the optimizers with `nesterov`, which needs `momentum` above 0."""
 
     @model_validator(mode="after")
@@ -120,6 +207,7 @@ class NesterovOptimizer(Section):
 class SGDOptimizer(NesterovOptimizer):
     """Stochastic gradient descent; one moment per parameter if `momentum` > 0, else none."""
 
+    elsewhere = "momentum nesterov"
     kind: Literal["sgd"]
     """Update rule. Effect: no moments without momentum: 4 bytes a parameter for the parameters alone."""
     learning_rate: LearningRate
@@ -129,8 +217,17 @@ class SGDOptimizer(NesterovOptimizer):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        return (Moment(name="trace"),) if self.momentum else ()
 
-class AdaGradOptimizer(Section):
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        import optax
+
+        update = optax.sgd(1.0, momentum=self.momentum or None, nesterov=self.nesterov)
+        return _with_coupled_decay(update, self.weight_decay, parameters)
+
+
+class AdaGradOptimizer(OptimizerSection):
     """AdaGrad: each gradient divided by the root of the sum of its squares so far; one moment each.
 
     The sum starts from zero. By default it is `torch.optim.Adagrad`.
@@ -148,6 +245,18 @@ class AdaGradOptimizer(Section):
     weight_decay: CoupledDecay = 0.0
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
+
+    def moments(self) -> tuple[Moment, ...]:
+        return (Moment(name="sum_of_squares", signed=False),)
+
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        import optax
+
+        if self.epsilon_under_root:
+            update = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=self.epsilon)
+        else:
+            update = _adagrad_of_pytorch(self.epsilon)
+        return _with_coupled_decay(update, self.weight_decay, parameters)
 
 
 class RMSPropOptimizer(NesterovOptimizer):
@@ -169,10 +278,25 @@ class RMSPropOptimizer(NesterovOptimizer):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        mean = (Moment(name="mu"),) if self.centered else ()
+        trace = (Moment(name="trace"),) if self.momentum else ()
+        return (*mean, Moment(name="nu", signed=False), *trace)
 
-class AdamOptimizer(Section):
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        import optax
+
+        update = optax.rmsprop(
+            1.0, decay=self.decay, eps=self.epsilon, eps_in_sqrt=False, centered=self.centered,
+            momentum=self.momentum or None, nesterov=self.nesterov,
+        )  # fmt: skip
+        return _with_coupled_decay(update, self.weight_decay, parameters)
+
+
+class AdamOptimizer(OptimizerSection):
     """Adam, whose weight decay is part of the gradient; two moments per parameter."""
 
+    elsewhere = "fused-adam"
     kind: Literal["adam"]
     """Update rule. Effect: two moments, 8 bytes a parameter."""
     learning_rate: LearningRate
@@ -183,10 +307,23 @@ class AdamOptimizer(Section):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        return Moment(name="mu"), Moment(name="nu", signed=False)
 
-class AdamWOptimizer(Section):
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        import optax
+
+        update = optax.adam(1.0, b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        return _with_coupled_decay(update, self.weight_decay, parameters)
+
+
+class AdamWOptimizer(OptimizerSection):
     """Adam with decoupled weight decay; two moments per parameter."""
 
+    elsewhere = (
+        "adamw-torch adamw-torch-fused adamw-8bit adamw-bnb-8bit adamw-torch-8bit paged-adamw-8bit "
+        "paged-adamw-32bit"
+    )
     kind: Literal["adamw"]
     """Update rule. Effect: two moments, 8 bytes a parameter."""
     learning_rate: LearningRate
@@ -197,8 +334,17 @@ class AdamWOptimizer(Section):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        return Moment(name="mu"), Moment(name="nu", signed=False)
 
-class LionOptimizer(Section):
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        import optax
+
+        b1, b2, decay = self.beta1, self.beta2, self.weight_decay
+        return optax.adamw(1.0, b1=b1, b2=b2, eps=self.epsilon, weight_decay=decay, mask=parameters.decayed)
+
+
+class LionOptimizer(OptimizerSection):
     """Lion: the sign of a mix of gradient and momentum, with decoupled weight decay; one moment each.
 
     Every number moves by the learning rate, so it wants one that is 3 to 10 times smaller than AdamW's, and
@@ -217,8 +363,17 @@ class LionOptimizer(Section):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        return (Moment(name="mu"),)
 
-class AdafactorOptimizer(Section):
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        import optax
+
+        b1, b2, decay = self.beta1, self.beta2, self.weight_decay
+        return optax.lion(1.0, b1=b1, b2=b2, weight_decay=decay, mask=parameters.decayed)
+
+
+class AdafactorOptimizer(OptimizerSection):
     """Adafactor: of a matrix's squared gradients only the means of rows and of columns are kept.
 
     Matrices are those of single layers, the dims that a product sums over on one side and the others on the
@@ -245,6 +400,35 @@ class AdafactorOptimizer(Section):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        sides = (
+            Moment(name="v_row", each="sides", signed=False),
+            Moment(name="v_col", each="sides", signed=False),
+        )
+        mean = (Moment(name="ema"),) if self.momentum else ()
+        return (*sides, Moment(name="v", each="vectors", signed=False), *mean)
+
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        """Chain the parts of `optax.adafactor`, applying those that use a whole array to each layer.
+
+        On stacked layers, `optax.adafactor` would factor the two longest dims, whichever those are, and take
+        root mean squares over all layers together.
+        """
+        import optax
+
+        rate, least = self.decay_exponent, self.least_factored
+        parts = [optax.scale_by_factored_rms(decay_rate=rate, min_dim_size_to_factor=least)]
+        if self.clip_rms is not None:
+            parts.append(optax.clip_by_block_rms(self.clip_rms))
+        if self.scale_by_parameter:
+            parts.append(optax.scale_by_param_block_rms())
+        return optax.chain(
+            parameters.by_matrix(optax.chain(*parts)),
+            optax.ema(self.momentum, debias=False) if self.momentum else optax.identity(),
+            optax.add_decayed_weights(self.weight_decay, parameters.decayed),
+            optax.scale(-1.0),
+        )
+
 
 class MuonOptimizer(NesterovOptimizer):
     """Muon: the momentum of each hidden matrix, made nearly orthogonal; AdamW for everything else.
@@ -264,6 +448,10 @@ class MuonOptimizer(NesterovOptimizer):
     newton_schulz_steps: Positive = 5
     """Iterations that make the momentum of a matrix orthogonal.
     Effect: each adds three products of matrices to the optimizer's FLOPs. Unit: iterations"""
+    newton_schulz_format: Literal["fp32", "bf16"] = "fp32"
+    """Format of the iterations, and of the matrices on their way to the device that runs them.
+    `bf16` is that of the original and of PyTorch.
+    Effect: `bf16` runs the products at twice the rate, and halves what the optimizer sends."""
     update_rms: OptionalPositiveFloat = 0.2
     """Root mean square of a matrix's update at a learning rate of one, whatever its shape.
     0.2 is that of AdamW's updates, so that one learning rate and `weight_decay` serve both (Liu et al. 2025,
@@ -276,7 +464,108 @@ class MuonOptimizer(NesterovOptimizer):
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
+    def moments(self) -> tuple[Moment, ...]:
+        of_adamw = (
+            Moment(name="adamw.mu", each="others"),
+            Moment(name="adamw.nu", each="others", signed=False),
+        )
+        return (*of_adamw, Moment(name="muon.mu", each="hidden"))
 
+    def update(self, parameters: Parameters) -> optax.GradientTransformation:
+        """Return Muon as `optax.contrib.muon` has it, with orthogonalisation divided over the devices."""
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        def scale(parameter: Any) -> float:
+            inputs, outputs = parameters.sizes(parameter)
+            if self.update_rms is None:  # Jordan 2024
+                return math.sqrt(max(1.0, outputs / inputs))
+            return self.update_rms * math.sqrt(max(inputs, outputs))
+
+        beta, scales = self.momentum, parameters.split(scale, optax.MaskedNode())
+
+        def init(params: Tree) -> MuonState:
+            return MuonState(count=jnp.zeros([], jnp.int32), mu=jax.tree.map(jnp.zeros_like, params))
+
+        def apply(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
+            count = optax.safe_increment(state.count)
+            mu = optax.tree.update_moment(updates, state.mu, beta, 1)
+            mean = optax.tree.bias_correction(mu, beta, count)
+            if self.nesterov:  # both parts are corrected for their start from zero
+                later = optax.tree.bias_correction(mu, beta, optax.safe_increment(count))
+                now = optax.tree.bias_correction(updates, beta, count)
+                mean = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, later, now)
+            narrow = jnp.float32 if self.newton_schulz_format == "fp32" else jnp.bfloat16
+            mean = jax.tree.map(lambda x: x.astype(narrow), mean)
+            changes = parameters.orthogonal(mean, self.newton_schulz_steps)
+            changes = jax.tree.map(lambda x: x.astype(jnp.float32), changes)
+            return jax.tree.map(jnp.multiply, changes, scales), MuonState(count=count, mu=mu)
+
+        orthogonal = optax.GradientTransformation(init, apply)
+        adam = optax.scale_by_adam(b1=self.adamw_beta1, b2=self.adamw_beta2, eps=self.adamw_epsilon)
+        kinds = parameters.split(lambda _: "muon", "adamw")
+        return optax.chain(
+            optax.partition({"muon": orthogonal, "adamw": adam}, kinds),
+            optax.add_decayed_weights(self.weight_decay, parameters.decayed),
+            optax.scale(-1.0),
+        )
+
+
+class MuonState(NamedTuple):
+    """The state of the hidden matrices under Muon: a count of steps, and the momentum."""
+
+    count: Any
+    mu: Any
+
+
+def _with_coupled_decay(
+    update: optax.GradientTransformation, weight_decay: float, parameters: Parameters
+) -> optax.GradientTransformation:
+    """Add `weight_decay` x parameter to the gradients before `update`, as PyTorch does."""
+    import optax
+
+    decay = optax.add_decayed_weights(weight_decay, parameters.decayed) if weight_decay else optax.identity()
+    return optax.chain(decay, update)
+
+
+def _adagrad_of_pytorch(epsilon: float) -> optax.GradientTransformation:
+    """Return `torch.optim.Adagrad`, which adds epsilon to the root; Optax can only add it under the root."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def init(params: Tree) -> Any:
+        return optax.ScaleByRssState(sum_of_squares=jax.tree.map(jnp.zeros_like, params))
+
+    def apply(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
+        sums = jax.tree.map(lambda total, g: total + g * g, state.sum_of_squares, updates)
+        changes = jax.tree.map(lambda g, total: -g / (jnp.sqrt(total) + epsilon), updates, sums)
+        return changes, optax.ScaleByRssState(sum_of_squares=sums)
+
+    return optax.GradientTransformation(init, apply)
+
+
+Optimizer = Annotated[
+    AdamWOptimizer
+    | SGDOptimizer
+    | AdaGradOptimizer
+    | RMSPropOptimizer
+    | AdamOptimizer
+    | LionOptimizer
+    | AdafactorOptimizer
+    | MuonOptimizer,
+    Field(discriminator="kind"),
+]
+
+
+Scale = Annotated[
+    Literal["none", "linear", "sqrt"],
+    Field(
+        description="Rule by which the learning rate follows the batch.\n"
+        "Effect: `linear` multiplies the rate by batch / `batch.base_sequences`, `sqrt` by the root of that."
+    ),
+]
 Warmup = Annotated[
     NotNegative,
     Field(
@@ -373,17 +662,6 @@ def schedule_problems(schedule: Schedule, steps: int | None) -> list[Problem]:
     return [("schedule.warmup_steps", what, f"use at most schedule.warmup_steps = {steps - 1}")]
 
 
-Optimizer = Annotated[
-    AdamWOptimizer
-    | SGDOptimizer
-    | AdaGradOptimizer
-    | RMSPropOptimizer
-    | AdamOptimizer
-    | LionOptimizer
-    | AdafactorOptimizer
-    | MuonOptimizer,
-    Field(discriminator="kind"),
-]
 Schedule = Annotated[
     ConstantSchedule | CosineSchedule | LinearSchedule | StableSchedule | InverseRootSchedule,
     Field(discriminator="kind"),

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ._key_texts import texts_of
 from ._load import known_keys, names_elsewhere, variants
+from ._optimizers import OptimizerSection
 from ._remat import Choices, policies_in_words
 from ._run_config import RunConfig
 from ._section import LARGEST, PositiveFloat, is_table
@@ -23,6 +24,7 @@ _TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or f
 _TYPES[type(None)] = '`"none"`'
 _TYPES[tuple[str, ...]] = "list of texts"
 _TYPES[tuple[PositiveFloat, ...]] = "list of numbers above 0"
+_GROUPS = ("hidden matrices", "tables and heads", "norms and biases")
 _COMMENT_FROM = 28  # the column of comments behind values that are short enough
 _WIDTH = 114  # columns
 _INTRO = """\
@@ -198,6 +200,8 @@ def reference_page() -> str:
     parts = [_INTRO.strip(), "## Keys of the run", "They stand above the first section of a file.", top]
     for section in dict.fromkeys(doc.section for doc in docs if doc.section):
         parts += [f"## `[{section}]`", _fill(texts_of(RunConfig)[section])]
+        if section == "optimizer":
+            parts.append(_moments_table())
         for kind, record in variants(section)[1].items():
             if kind:
                 parts += [
@@ -218,6 +222,31 @@ def reference_page() -> str:
         "\n".join(["| key | names elsewhere |", "|---|---|", *rows]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _moments_table() -> str:
+    """Return the table of what each optimizer keeps, by default and with every setting that adds a moment."""
+    rows = ["| `kind` | moments for each parameter | their names in the ledger |", "|---|---|---|"]
+    for kind, record in variants("optimizer")[1].items():
+        assert issubclass(record, OptimizerSection), record
+        given = {"kind": kind, "learning_rate": 1.0}
+        adding = {"momentum": 0.9, "centered": True}
+        most = record(**given, **{key: value for key, value in adding.items() if key in record.model_fields})
+        fewest, highest = _kept_words(record(**given)), _kept_words(most)
+        counts = fewest if fewest == highest else f"{fewest}; at most {highest}"
+        names = ", ".join(f"`{moment.name}`" for moment in most.moments())
+        rows.append(f"| `{kind}` | {counts} | {names} |")
+    return "\n".join(rows)
+
+
+def _kept_words(optimizer: OptimizerSection) -> str:
+    """Return the numbers that an optimizer keeps for each parameter, in words."""
+    if (alike := optimizer.kept_alike) is not None:
+        return str(alike)
+    kept = optimizer.numbers_kept()
+    words = [f"{count} for {name}" for name, count in zip(_GROUPS, kept.values(), strict=True) if count]
+    sides = any(moment.each == "sides" for moment in optimizer.moments())
+    return ", ".join([*words, *(["rows and columns of matrices"] if sides else [])])
 
 
 def _fill(text: str) -> str:

@@ -14,7 +14,7 @@ from meshwright.units import format_count
 from ._layout import Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
-from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
+from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
 from ._remat import Remat, remat_problems
 from ._section import (
     Finite,
@@ -369,20 +369,28 @@ class StateConfig(Section):
     Effect: `bf16` halves the memory of the parameters; updates below 1/256 of a parameter are lost or, with
     `rounding = "stochastic"`, made now and then: [state in 16
     bits](../explanation/precision.md#state-in-16-bits)."""
-    moments: Literal["fp32", "bf16"] = "fp32"
+    master: Literal["none", "fp32"] = "none"
+    """Copy of the `bf16` parameters, from which updates are made: Megatron-LM's main parameters.
+    The parameters are the copy's numbers, rounded to nearest.
+    Effect: `fp32` loses no small update, and takes 4 bytes more a parameter, split and offloaded as moments
+    are: [a copy in fp32](../explanation/precision.md#a-copy-in-fp32)."""
+    moments: Literal["fp32", "bf16", "8bit"] = "fp32"
     """Format of the optimizer's moments; counts of steps stay integers.
-    Effect: `bf16` halves the memory of the moments. A mean that moves by less than 1/256 a step, as Adam's
-    second moment does, stays where it is unless `rounding = "stochastic"`."""
+    `8bit` is that of AdamW8bit of bitsandbytes and torchao: a byte a number, and a scale for every 256.
+    Norms, biases and small matrices keep theirs in fp32.
+    Effect: `bf16` halves the memory of the moments, `8bit` divides it by four. In bf16, a mean that moves by
+    less than 1/256 a step, as Adam's second moment does, stays where it is unless
+    `rounding = "stochastic"`: [moments in 8 bits](../explanation/precision.md#moments-in-8-bits)."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """Rounding of updated parameters and moments to `bf16`.
+    """Rounding of updated parameters and moments to `bf16`; 8 bits are always rounded to nearest.
     `stochastic` rounds up or down by chance, so that the mean is exact; it is drawn from the run's seed and
     step, and a resumed run draws the same.
     Effect: a few passes over the state."""
 
     @property
-    def is_narrow(self) -> bool:
-        """Return whether anything is kept in 16 bits."""
-        return "bf16" in (self.parameters, self.moments)
+    def rounds(self) -> bool:
+        """Return whether updates or moments are rounded to 16 bits, by what `rounding` says."""
+        return self.moments == "bf16" or (self.parameters == "bf16" and self.master == "none")
 
 
 LayerLoop = Literal["auto", "keep", "unroll"]
@@ -589,11 +597,15 @@ class RunConfig(Section):
         if self.state.parameters == "bf16" and self.precision not in ("bf16", "fp8"):
             what = f'= "bf16", but precision = {self.precision!r} computes with other numbers'
             yield "state.parameters", what, 'use precision = "bf16", or state.parameters = "fp32"'
+        if self.state.master == "fp32" and self.state.parameters == "fp32":
+            what = '= "fp32" has no effect: the parameters themselves are in fp32'
+            yield "state.master", what, 'use state.parameters = "bf16", or leave it out'
         if self.state.parameters == "bf16" and self.gradient_sum == "all-fp32":
             what = '= "bf16", but gradient_sum = "all-fp32" needs parameters in fp32, whose gradients are too'
             yield "state.parameters", what, 'use gradient_sum = "fp32"'
-        if self.state.rounding == "stochastic" and not self.state.is_narrow:
-            what = '= "stochastic" has no effect: parameters and moments are in fp32'
+        if self.state.rounding == "stochastic" and not self.state.rounds:
+            formats = f"parameters are in {self.state.parameters}, moments in {self.state.moments}"
+            what = f'= "stochastic" has no effect: {formats}'
             yield "state.rounding", what, 'use state.parameters = "bf16" or state.moments = "bf16"'
 
     def _size_problems(self) -> Iterator[Problem]:
@@ -642,9 +654,10 @@ class RunConfig(Section):
         elif self.offload in ("activations", "both") and self.remat != "full":
             what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
             yield "offload", what, 'use remat = "full", or offload = "optimizer"'
-        sgd = isinstance(self.optimizer, SGDOptimizer) and not self.optimizer.momentum
-        if self.offload in ("optimizer", "both") and sgd:
-            what = f"{offload}, but optimizer.kind = 'sgd' without momentum keeps no moments"
+        if self.offload in ("optimizer", "both") and not self.optimizer.moments():
+            what = (
+                f"{offload}, but optimizer.kind = {self.optimizer.kind!r} without momentum keeps no moments"
+            )
             yield "offload", what, "leave it out, or set optimizer.momentum"
 
     def _data_problems(self) -> Iterator[Problem]:

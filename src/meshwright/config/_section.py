@@ -40,6 +40,7 @@ LARGEST = 2**31 - 1
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 NotNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # a probability or a decay that never reaches one

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
 from ._section import (
     LARGEST,
+    AtLeastOne,
     Fraction,
     NotNegative,
     NotNegativeFloat,
@@ -32,6 +33,7 @@ MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
+    "expert_load",
 )
 _NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 
@@ -219,7 +221,7 @@ class TransformerModel(ModelKind):
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
     num_dense_layers: NotNegative = 0
     """First layers that have one MLP of `dense_mlp_dim` for all tokens in place of experts (DeepSeek).
-    Effect: fewer parameters; not with `stage`, whose layers must be alike. Unit: layers"""
+    Effect: fewer parameters; every stage runs them, for its share of the microbatches. Unit: layers"""
     dense_mlp_dim: OptionalPositive = None
     """Hidden width of the MLP of the first `num_dense_layers`.
     Effect: that of `mlp_dim`, in those layers. Unit: numbers"""
@@ -246,6 +248,10 @@ class TransformerModel(ModelKind):
     capacity_factor: OptionalPositiveFloat = None
     """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
     Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
+    expert_load: AtLeastOne = 1.0
+    """Tokens of the device whose experts get most, over the mean of all devices, as far as prices go.
+    Effect: multiplies the experts' predicted time, their messages and their buffers; the program is the same.
+    1.0 is a balanced router. Unit: none"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
@@ -309,7 +315,7 @@ class TransformerModel(ModelKind):
             input_shape=(),
             num_token_ids=self.vocab_size,
             split_dims={
-                "layers": {"model.num_layers": self.num_layers, **self._unlike},
+                "layers": {self._stacked_layers: self.num_stacked_layers, **self._unlike},
                 "latent": {
                     f"model.{name}": size
                     for name in ("latent_rank", "query_rank")
@@ -343,17 +349,24 @@ class TransformerModel(ModelKind):
         return math.lcm(len(self.windows), len(block_policies(remat)))
 
     @property
+    def num_stacked_layers(self) -> int:
+        """Number of layers that are alike: all but the first `num_dense_layers`."""
+        return self.num_layers - self.num_dense_layers
+
+    @property
+    def _stacked_layers(self) -> str:
+        """The words for `num_stacked_layers` in an error."""
+        return "model.num_layers" + " - model.num_dense_layers" * (self.num_dense_layers > 0)
+
+    @property
     def num_expert_layers(self) -> int:
         """Number of layers with experts."""
-        return 0 if self.num_experts is None else self.num_layers - self.num_dense_layers
+        return 0 if self.num_experts is None else self.num_stacked_layers
 
     @property
     def _unlike(self) -> dict[str, int]:
         """Return in words the most stages of layers that are not alike; nothing if all are alike."""
         size = len(self.windows)
-        if self.num_dense_layers:
-            words = f"layers of which model.num_dense_layers = {self.num_dense_layers} have no experts"
-            return {f"the most stages for {words}": 1}
         if size == 1:
             return {}
         whole = self.num_layers // size if self.num_layers % size == 0 else 1

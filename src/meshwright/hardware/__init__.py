@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._fleet import fleet_reading as fleet_reading
     from ._fleet import gpu_description as gpu_description
     from ._fleet import pool_bytes as pool_bytes
+    from ._fleet import split_reserve as split_reserve
     from ._fleet import target_config as target_config
     from ._fleet import topology_arguments as topology_arguments
     from ._fleet import why_simulated as why_simulated

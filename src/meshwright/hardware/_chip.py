@@ -305,5 +305,5 @@ def memory_fraction(chip: Chip, allowance_bytes: int) -> float:
     memory_bytes = known_memory_bytes(chip)
     if not 0 <= allowance_bytes < memory_bytes:
         what = f"an allowance of {allowance_bytes} bytes does not fit into {memory_bytes} of {chip.name}"
-        raise InputError(what, hint=f"allow at least 0 and less than {memory_bytes} bytes")
-    return (memory_bytes - allowance_bytes) * 1000 // memory_bytes / 1000
+        raise InputError(what, hint="reserve less: libraries and NCCL need room too")
+    return max((memory_bytes - allowance_bytes) * 1000 // memory_bytes, 1) / 1000  # no pool is empty

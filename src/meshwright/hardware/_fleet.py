@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.units import exact_bytes, format_bytes, parse_bytes
 
 from ._chip import (
     CATALOG,
@@ -41,6 +42,7 @@ _EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512, 4xv5e-256 (four slice
 _COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
 _SLICED = re.compile(r"(.+)-(\d{1,9})", re.ASCII)
 MORE_RACKS = 1.25  # than the fewest, at most, for a fleet with as many devices of each
+RESERVE = " reserve "  # between a fleet and the memory of each device that is left to another process
 _LARGEST = 10**6  # devices: far above any machine, and within the range of the compiler's own integers
 
 
@@ -53,6 +55,7 @@ class Fleet:
     libtpu's name of one TPU slice ("v5p:4x8x8"), else "". A fleet of several slices has as many domains, and
     all slices have the same shape.
     `price_per_device_hour`: the price of one device in the user's currency; None if not set.
+    `reserve_bytes`: the memory of each device that another process uses: a rollout engine, a display.
     """
 
     chip: Chip
@@ -61,6 +64,7 @@ class Fleet:
     chips_per_domain: int
     topology: str = ""
     price_per_device_hour: float | None = None
+    reserve_bytes: int = 0
 
     def __post_init__(self) -> None:
         counts = self.num_hosts, self.chips_per_host, self.chips_per_domain
@@ -97,6 +101,17 @@ class Fleet:
     @property
     def name(self) -> str:
         """The canonical text: `Fleet.parse(fleet.name)` equals this fleet, except for its price."""
+        reserved = f"{RESERVE}{exact_bytes(self.reserve_bytes)}" if self.reserve_bytes else ""
+        return f"{self._devices_name}{reserved}"
+
+    @property
+    def options(self) -> str:
+        """The options of a command that name this fleet, except for its price."""
+        reserve = f" --reserve {exact_bytes(self.reserve_bytes)}" if self.reserve_bytes else ""
+        return f"--on {self._devices_name}{reserve}"
+
+    @property
+    def _devices_name(self) -> str:
         chip = self.chip
         if chip.slices is not None:
             one = f"{chip.name}-{chip.slices.number_in_name(self.topology.partition(':')[2])}"
@@ -115,14 +130,18 @@ class Fleet:
 
         "4xv5e-256" is four slices of that shape, joined by the network between them. "256xGB200" has 64
         devices of each of four racks (`_of_a_rack`); "2x72xGB200" is two whole racks, "3x48xGB200" three.
+        "8xH100 reserve 20GiB" leaves so much of each device to another process.
 
         Raises:
-            InputError: the text cannot be parsed, or no such chip, count or slice exists.
+            InputError: the text cannot be parsed, or no such chip, count or slice exists, or a device has no
+                such memory.
 
         >>> Fleet.parse("64xH100").num_hosts
         8
         """
-        text = text.strip()
+        text, reserve = split_reserve(text)
+        if reserve:
+            return cls.parse(text).reserving(reserve)
         if counted := _COUNTED.fullmatch(text):
             return _counted(text, *counted.groups())
         if chip := chip_named(text):
@@ -130,6 +149,22 @@ class Fleet:
         if sliced := _sliced(text):
             return _slice(text, *sliced)
         raise InputError(f"cannot read the fleet {text!r}", hint=_meant(text))
+
+    def reserving(self, reserve: str | int) -> Fleet:
+        """Return the fleet with memory of each device left to another process: "20GiB", or a number of bytes.
+
+        Raises:
+            InputError: the amount cannot be read, or is not less than a device's memory.
+        """
+        num_bytes = parse_bytes(reserve) if isinstance(reserve, str) else reserve
+        if self.chip.platform == "cpu":
+            what = f"{self.name} has no memory of its own of which {reserve} could be reserved"
+            raise InputError(what, hint="name a fleet of GPUs or TPUs, as in 8xH100")
+        whole = known_memory_bytes(self.chip)
+        if not 0 <= num_bytes < whole:
+            what = f"a reserve of {format_bytes(num_bytes)} does not fit into the {format_bytes(whole)} of"
+            raise InputError(f"{what} one {self.chip.name}", hint="reserve less, for example 20GiB")
+        return replace(self, reserve_bytes=num_bytes)
 
     @classmethod
     def local(cls, device_kind: str, count: int) -> Fleet:
@@ -151,6 +186,16 @@ class Fleet:
         raise InputError(what, hint=_known_slices(chip, chip.slices))
 
 
+def split_reserve(text: str) -> tuple[str, str]:
+    """Return the text of a fleet without its reserve, and the reserve: "8xH100 reserve 20GiB"; "" if none.
+
+    >>> split_reserve("local reserve 20GiB")
+    ('local', '20GiB')
+    """
+    fleet, _, reserve = text.strip().partition(RESERVE)
+    return fleet.strip(), reserve.strip()
+
+
 def fleet_reading(text: str) -> str:
     """Return in words how the chip in a fleet's text is read; "" if the text has the catalog's name.
 
@@ -160,7 +205,8 @@ def fleet_reading(text: str) -> str:
         InputError: as `Fleet.parse`.
     """
     fleet = Fleet.parse(text)
-    written, name = text.strip().lower(), fleet.chip.name.lower()
+    text = split_reserve(text)[0]
+    written, name = text.lower(), fleet.chip.name.lower()
     if written.endswith(name) or re.match(rf"(\d+\s*x\s*)?{re.escape(name)}-", written):
         return ""
     counted = _COUNTED.fullmatch(text.strip())

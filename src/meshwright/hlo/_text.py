@@ -121,9 +121,11 @@ def parse_shape(text: str) -> Shape:
 
 
 # Opcodes by what they do. The other modules and packages take them from here.
-COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+COLLECTIVES = (
+    *("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ragged-all-to-all", "collective-permute"),
+)
 _COLLECTIVE_OF = {f"{kind}{part}": kind for kind in COLLECTIVES for part in ("", "-start", "-done")}
-OTHER_EXCHANGES = ("send", "collective-broadcast", "ragged-all-to-all")
+OTHER_EXCHANGES = ("send", "collective-broadcast")
 """Opcodes that exchange data between devices and have no rule for their bytes."""
 RUNNING = ("fusion", "call", "async-start", "custom-call")
 """Opcodes that execute the computations they name as they stand."""

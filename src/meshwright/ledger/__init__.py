@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: the records are read where nothing is reckoned
+    from ._allowance import RESERVED as RESERVED
     from ._allowance import allowance as allowance
     from ._allowance import usable_bytes as usable_bytes
     from ._findings import findings_of as findings_of
@@ -28,9 +29,11 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._ledger_records import Timeline as Timeline
     from ._library_calls import FOURIER as FOURIER
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
+    from ._traffic import EXCHANGES as EXCHANGES
     from ._traffic import Message as Message
     from ._traffic import crossing_bytes as crossing_bytes
     from ._traffic import domains_of as domains_of
+    from ._traffic import is_of_experts as is_of_experts
     from ._traffic import is_overlapped as is_overlapped
     from ._traffic import message_of as message_of
     from ._traffic import span_of as span_of
@@ -38,6 +41,7 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._traffic import traffic_of as traffic_of
     from ._work_rules import CustomCall as CustomCall
     from ._work_rules import MultiplyAdds as MultiplyAdds
+    from ._work_rules import is_ragged_call as is_ragged_call
     from ._work_rules import left_dimensions as left_dimensions
     from ._work_rules import register_call as register_call
     from ._work_rules import registered_targets as registered_targets

@@ -9,6 +9,7 @@ from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
 
 PARAMETERS = ("parameters", "frozen_parameters")
+RESERVED = "reserved for another process"
 GIBIBYTE, MEBIBYTE = 2**30, 2**20
 
 
@@ -28,13 +29,16 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
       (342 to 392 MB measured for 2 to 8 GPUs on NVLink, NVIDIA aiconfigurator), and 512 MiB of shared
       network buffer once where an axis leaves the domain (nccl#2363).
 
+    * The fleet's reserve, which is another process's.
+
     Not counted: cuDNN's handles, for which no figure was found; fragmentation of the runtime's allocator.
-    TPU: empty, because the memory that the runtime reports already excludes its own share. CPU: empty,
-    because a simulated device has no memory of its own. Others: empty, because nothing is known.
+    TPU: otherwise empty, because the memory that the runtime reports already excludes its own share. CPU:
+    empty, because a simulated device has no memory of its own. Others: empty, because nothing is known.
     """
     chip = fleet.chip
+    reserved = {RESERVED: fleet.reserve_bytes} if fleet.reserve_bytes else {}
     if chip.platform != "cuda":
-        return {}
+        return reserved
     hopper = chip.target is not None and chip.target.compute_capability >= (9, 0)
     items = {
         "CUDA context and kernels": int(0.8 * GIBIBYTE),
@@ -49,7 +53,7 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
         stride *= size
     if crosses:
         items["NCCL network buffer"] = 512 * MEBIBYTE
-    return items
+    return items | reserved
 
 
 STATE = (*PARAMETERS, "optimizer_state", "model_state", "keys", "step")

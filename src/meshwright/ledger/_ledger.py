@@ -10,11 +10,12 @@ from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
 from meshwright.hlo import Executions, Frame, joined_slices, parse_program, place_of_frames, with_place
 
+from ._expert_load import load_in_words, with_load
 from ._findings import findings_of
 from ._flops import executed_flops, executions_of, flop_ledger
 from ._ledger_records import Ledger
 from ._memory_ledger import memory_of
-from ._traffic import traffic_of
+from ._traffic import RAGGED, traffic_of
 from ._work_rules import mark_kernels
 
 
@@ -57,6 +58,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         read_text(folder, f"{name}.txt") for name in ("buffer-assignment", "live-range")
     )
     memory = memory_of(executions.program, assignment, live_ranges, compiled, fleet)
+    memory = with_load(memory, compiled.routing)
     unpriced = (*_counted(executed.unpriced), *_counted(unpriced_traffic))
     return Ledger(
         memory=memory,
@@ -66,10 +68,18 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         findings=findings_of(executions, compiled, fleet, memory, flops, traffic),
         assumptions=(
             *compiled.without_options,
+            *load_in_words(compiled.routing),
             *compiled.traced_flops.assumptions,
             *_counted(executed.assumptions),
+            *((EQUAL_PARTS,) if any(each.kind == RAGGED for each in traffic) else ()),
         ),
     )
+
+
+EQUAL_PARTS = (
+    f"{RAGGED}: each device is taken to send equal parts of its operand to all of its group; one with more "
+    "takes longer"
+)
 
 
 def _counted(entries: Counter[str]) -> tuple[str, ...]:

@@ -201,9 +201,9 @@ class Collective:
     "core" between the two cores of a chip); empty where the devices' coordinates are unknown, and on other
     chips. A group along several dimensions may use them at once, so bytes are not divided among them. Where
     `link` is "between", the network between slices carries it too.
-    `payload_bytes`: the result's bytes.
+    `payload_bytes`: the result's bytes; of ragged-all-to-all the operand's.
     `wire_bytes`: what one device sends: (N-1)/N of the full array for all-gather and reduce-scatter,
-    2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of it for collective-permute.
+    2(N-1)/N for all-reduce, (N-1)/N for all-to-all (ragged too), all of it for collective-permute.
     `crossing_bytes`: of these, what leaves the fast domain, as an average over its devices (`crossing_bytes`
     in `_traffic` has the rules).
     `overlapped_count`: how many of `count` may run at the same time as computation.

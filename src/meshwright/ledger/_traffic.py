@@ -1,10 +1,12 @@
 """Count the bytes that one device's program exchanges in a step, by collective and mesh axes.
 
-Counted: all-gather, reduce-scatter, all-reduce, all-to-all and collective-permute, as often as `Executions`
-lists them. They may be synchronous, asynchronous, or inside an async computation or a fusion. Wire bytes are
-those of a ring, or of any other scheme that sends no byte twice (see `Collective`).
-Not counted, but listed as unpriced: point-to-point sends, broadcasts, ragged exchanges, and groups that are
-not a block of the mesh. Dropped: groups of one device, which send nothing.
+Counted: all-gather, reduce-scatter, all-reduce, all-to-all (also ragged) and collective-permute, as often as
+`Executions` lists them. They may be synchronous, asynchronous, or inside an async computation or a fusion.
+Wire bytes are those of a ring, or of any other scheme that sends no byte twice (see `Collective`). What a
+ragged all-to-all sends is known to the run alone: each device is taken to send an equal part of its operand
+to every device of the group.
+Not counted, but listed as unpriced: point-to-point sends, broadcasts, and groups that are not a block of the
+mesh. Dropped: groups of one device, which send nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from meshwright.hlo import (
     axes_of,
     axes_of_pairs,
     dimensions_of,
+    leaves_of,
     leaves_the_domain,
+    module_of,
     parse_groups,
 )
 
@@ -40,16 +44,25 @@ from ._ledger_records import Collective
 _IDLE = FREE | {"async-start", "async-update", "async-done", "copy-start", "copy-done"}
 
 
+RAGGED = "ragged-all-to-all"
+EXCHANGES = ("all-to-all", RAGGED)
+"""Kinds of messages in which each device sends every other a part of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh."""
+    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh.
+
+    `moves_tokens`: it exchanges what the experts' devices compute, or the results.
+    """
 
     kind: str
     axes: tuple[str, ...] | None
     group_size: int
-    payload_bytes: int  # the result's
+    payload_bytes: int  # the result's; of a ragged all-to-all the operand's
     wire_bytes: int  # sent by one device
     groups: str = ""  # as printed
+    moves_tokens: bool = False
 
 
 def message_of(computation: Computation, instruction: Instruction, mesh_axes: Axes) -> Message | None:
@@ -76,21 +89,36 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
         return None
     # The result of a start is read from its `-done`, which holds no operands.
     done = computation.done_of(instruction) if instruction.opcode.endswith("-start") else instruction
+    num_bytes = done.num_bytes
+    if kind == RAGGED:  # the result is the buffer that the parts are written into
+        num_bytes = sum(a.num_bytes for a in leaves_of(computation.operand_shape(instruction.operands[0])))
     wire_bytes = {
         "all-gather": done.num_bytes * (size - 1) // size,
         "reduce-scatter": done.num_bytes * (size - 1),
         "all-reduce": 2 * done.num_bytes * (size - 1) // size,
-        "all-to-all": done.num_bytes * (size - 1) // size,
+        "all-to-all": num_bytes * (size - 1) // size,
+        RAGGED: num_bytes * (size - 1) // size,
         "collective-permute": done.num_bytes,
     }[kind]
     return Message(
         kind=kind,
         axes=axes,
         group_size=size,
-        payload_bytes=done.num_bytes,
+        payload_bytes=num_bytes,
         wire_bytes=wire_bytes,
         groups=text,
+        moves_tokens=is_of_experts(instruction.op_name) and (kind == "all-to-all" or axes == ("tensor",)),
     )
+
+
+def is_of_experts(op_name: str) -> bool:
+    """Return whether an operation stands in the scope of experts (`trainer.models.experts`), router apart.
+
+    >>> is_of_experts("jit(step)/jvp(layers)/while/body/mlp_block/experts/shard_map/up/dot_general")
+    True
+    """
+    scopes = module_of(op_name).split("/")
+    return "experts" in scopes and "router" not in scopes
 
 
 def is_overlapped(computation: Computation, start: Instruction) -> bool:
@@ -122,7 +150,7 @@ def crossing_bytes(message: Message, domains: int, members: int, *, slices: bool
         return 0
     if message.kind == "collective-permute":
         return message.payload_bytes
-    if message.kind == "all-to-all":
+    if message.kind in EXCHANGES:
         return message.payload_bytes * (message.group_size - members) / message.group_size
     if slices:
         whole = message.payload_bytes * (message.group_size if message.kind == "reduce-scatter" else 1)

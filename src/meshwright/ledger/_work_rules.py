@@ -143,6 +143,9 @@ def unpriced_work(computation: Computation, instruction: Instruction) -> str | N
     name = instruction.custom_call_target or instruction.opcode
     if instruction.opcode == "custom-call":
         without = name in WITHOUT_MATMULS or name in CALLS_TO_THE_HOST
+        without |= (
+            instruction.op_name == "ragged-dot-metadata"
+        )  # which rows a TPU's tiles have, in whole numbers
         has_rule = without or _rule_for(instruction) is not None
     else:
         has_rule = name not in OPCODES_WITHOUT_RULE
@@ -175,6 +178,8 @@ def _rule_for(instruction: Instruction) -> _Rule | None:
         return lambda computation, instruction: _traced_kernel(instruction)
     if is_library_work(instruction):
         return _library
+    if is_ragged_call(instruction):
+        return _ragged_call
     return next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
 
 
@@ -187,6 +192,7 @@ def mark_kernels(program: Program, kernels: Sequence[NamedKernel]) -> None:
     for computation, instruction in program.instructions():
         target = instruction.custom_call_target if instruction.opcode == "custom-call" else ""
         known = is_library_work(instruction) or any(target.startswith(prefix) for prefix, _ in _TARGET_RULES)
+        known |= is_ragged_call(instruction)
         if not target or known:
             continue
         operands = [(a.dtype, a.dims) for a in computation.operand_arrays(instruction)]
@@ -287,6 +293,31 @@ def _ragged_dot(computation: Computation, instruction: Instruction) -> MultiplyA
     spent = {d for attribute in attributes for d in _dims(instruction, attribute)}
     columns = math.prod(size for d, size in enumerate(right.dims) if d not in spent)
     flops = _multiply_add(left) * left.num_elements * columns
+    return MultiplyAdds(kind="matmul", flops=flops, format=format_of(left.dtype))
+
+
+def is_ragged_call(instruction: Instruction) -> bool:
+    """Return whether a custom call is XLA's own kernel for a ragged dot on TPUs: it says how it is tiled."""
+    return instruction.opcode == "custom-call" and "ragged_dot_tiling=" in _frontend(instruction)
+
+
+def _frontend(instruction: Instruction) -> str:
+    return instruction.attributes.get("frontend_attributes", "")
+
+
+def _ragged_call(computation: Computation, instruction: Instruction) -> MultiplyAdds:
+    """Count the whole tiles of a TPU's ragged dot, as many of its rows as its grid has at most.
+
+    A tile of rows that two groups share is computed for both; where a group ends is known to the run alone.
+    """
+    left, right = computation.operand_arrays(instruction)[-2:]
+    found = re.search(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"', _frontend(instruction))
+    assert found, f"%{instruction.name}: {_frontend(instruction)}"
+    rows, depth, columns = map(int, found.groups())
+    num_tiles = -(-left.dims[0] // rows) + right.dims[0] - 1
+    whole_depth = -(-left.dims[-1] // depth) * depth
+    whole_columns = -(-instruction.arrays[0].dims[-1] // columns) * columns
+    flops = _multiply_add(left) * num_tiles * rows * whole_depth * whole_columns
     return MultiplyAdds(kind="matmul", flops=flops, format=format_of(left.dtype))
 
 
@@ -449,7 +480,7 @@ def _combined(program: Program, computation: Computation, instruction: Instructi
         selected = selections * _operations(program, instruction, "select")
         return operands[1].num_elements * (selected + _operations(program, instruction, "scatter"))
     if instruction.opcode == "reduce-window":
-        pairs = result.num_elements * (math.prod(_window(instruction)["size"]) - 1)
+        pairs = _combined_in_windows(operands[0], result, _window(instruction)["size"])
     elif instruction.opcode == "scatter":  # its operands are targets, indices, updates
         pairs = operands[-1].num_elements
     elif instruction.op_name.endswith("dot_general"):
@@ -457,6 +488,20 @@ def _combined(program: Program, computation: Computation, instruction: Instructi
     else:
         pairs = max(0, operands[0].num_elements - result.num_elements)
     return pairs * _operations(program, instruction, "to_apply")
+
+
+def _combined_in_windows(operand: Array, result: Array, sizes: Sequence[int]) -> int:
+    """Count the pairs that a reduction of windows combines.
+
+    A window that meets all elements of a dimension wherever it lies has one result for all of them, which is
+    formed once. XLA's compiler for TPUs writes a reduction so that is broadcast again, as of a softmax.
+    """
+    num_results = num_combined = 1
+    for size, length, results in zip(sizes, operand.dims, result.dims, strict=True):
+        is_whole = size >= length + results - 1
+        num_results *= 1 if is_whole else results
+        num_combined *= length if is_whole else size
+    return num_results * (num_combined - 1)
 
 
 def _operations(program: Program, instruction: Instruction, role: str) -> int:

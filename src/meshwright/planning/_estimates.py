@@ -29,10 +29,8 @@ from numpy.typing import NDArray
 from meshwright.config import (
     MOST_GATHERED_BYTES,
     NF4_BLOCK,
-    TILE_ROWS,
     RunConfig,
     TransformerModel,
-    sent_rows,
 )
 from meshwright.predict import Machine, attention_seconds
 
@@ -73,7 +71,14 @@ from ._remat_values import (
     unlisted_products,
 )
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
-from ._state import Weights, bytes_of_state, moments_of, share_of_tables, weights_of
+from ._state import (
+    Weights,
+    bytes_of_state,
+    mlp_share_of,
+    num_layers_of,
+    share_of_tables,
+    weights_of,
+)
 
 Numbers = NDArray[np.float64]
 
@@ -149,7 +154,10 @@ class Form:
             for name in ("optimizer", "activations")
         )
         self.is_transformer = isinstance(model, TransformerModel)
-        self.layers = model.num_layers if isinstance(model, TransformerModel) else 1
+        (self.layers, self.first_layers), self.mlp_share = (
+            num_layers_of(config),
+            mlp_share_of(config, self.tokens, self.expert),
+        )
         group = len(model.windows) if isinstance(model, TransformerModel) else 1
         self.layers_of_stage = groups_of_stage(config, candidates.size(STAGE)).astype(float) * group
         self.layers_of_stage = np.where(self.stage > 1, self.layers_of_stage, self.layers)
@@ -169,7 +177,7 @@ class Form:
         self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
         # Of a gradient as its product writes it, and as `fsdp` scatters it.
         self.gradient_bytes = FP32 if config.gradient_sum == "all-fp32" else NARROW
-        self.parameter_bytes, self.moment_bytes = bytes_of_state(config)
+        self.kept = bytes_of_state(config)
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -195,6 +203,7 @@ class Form:
         more = self.data * self.context * self.expert
         ways = self.sharing * np.where(self.zero1 & over_data, more, 1.0)
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
+        of_blocks = of_blocks + (self.stage - 1) * weights.first
         blocks = (of_blocks / self.tensor + weights.norms) / self.stage
         tables = share_of_tables(self.config, self.stage, self.tensor, between_steps=over_data)
         return (blocks + tables * weights.tables / self.tensor) / ways
@@ -223,18 +232,16 @@ class Form:
 
     def memory_bound(self) -> Numbers:
         """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
-        least, _ = moments_of(self.config)
-        return self._state(least) + self._block_inputs()
+        return self._state(self.kept.fewest) + self._block_inputs()
 
     def _state(self, moments: float) -> Numbers:
-        """Return the bytes of parameters and of their moments, except moments that wait in host memory."""
-        each = self.parameter_bytes + np.where(self.moments_wait, 0.0, moments * self.moment_bytes)
+        """Return the bytes of parameters, and the given bytes for each unless moments wait in host memory."""
+        each = self.kept.parameter + np.where(self.moments_wait, 0.0, moments)
         return self._held_trained(over_data=True) * each + self._frozen_bytes()
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
-        _, usual = moments_of(self.config)
-        state = self._state(usual)
+        state = self._state(self.kept.usual)
         held = self._held_trained(over_data=False)
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
@@ -245,7 +252,7 @@ class Form:
         tables = self.weights.tables / self.tensor
         copies = np.where(self.sharing > 1, 3 * blocks + 2 * NARROW * tables, 0.0) + tables * NARROW
         copies = copies + np.where(self.fsdp > 1, 3 * experts, 0.0)
-        padded = tables * self.parameter_bytes
+        padded = tables * self.kept.parameter
         copies = copies + np.where(self.vocab % self.tensor, padded, 0.0)
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
@@ -257,37 +264,23 @@ class Form:
             ),
             0.0,
         )
-        waiting = slots * self.tokens * self.width * self.activation_bytes / self.tensor
+        entries = np.where((self.stage > 1) & (self.weights.first > 0), np.ceil(self.passes / self.stage), 0)
+        waiting = (slots + entries) * self.tokens * self.width * self.activation_bytes / self.tensor
         kept = self._kept() * self.tokens * self.layers_of_stage
         kept = kept * np.where(self.stage > 1, slots, 1.0)
         working = self.tokens * (
-            12 * self.width + (12 * self._mlp_share() * self.hidden + 8 * self.heads_width) / self.tensor
+            12 * self.width + (12 * self.mlp_share * self.hidden + 8 * self.heads_width) / self.tensor
         )
         # Keys and values as they arrive and in order; their gradients summed, of one call, and in order.
         working = working + np.where(self._gathers_keys(), 2 * self._keys() * (2 * NARROW + 3 * FP32), 0.0)
         return state + gradients + copies + waiting + self._block_inputs() + kept + working + self._logits()
-
-    def _mlp_share(self) -> Any:
-        """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers."""
-        model = self.config.model
-        if not isinstance(model, TransformerModel) or model.num_experts is None:
-            return 1.0
-        factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
-        if factor is not None:
-            return min(factor * chosen, experts) + model.num_shared_experts
-        fair = self.tokens * chosen / self.expert  # rows for each device of a group
-        sent = np.where(self.expert > 1, sent_rows(fair), fair) * self.expert / self.tokens
-        padding = TILE_ROWS * experts / (self.expert * self.tokens)  # a tile of each expert, in part
-        return np.minimum(sent + padding, experts) + model.num_shared_experts
 
     def _kept(self) -> Numbers:
         """Return the bytes of each token that a block keeps by the policy."""
         found = np.zeros_like(self.tokens)
         scale = self.activation_bytes / NARROW
         for share, (whole, hidden, heads, keys) in kept_of(self.remat):
-            inside = (
-                hidden * self._mlp_share() * self.hidden + heads * self.heads_width + keys * self.keys_width
-            )
+            inside = hidden * self.mlp_share * self.hidden + heads * self.heads_width + keys * self.keys_width
             one = whole * self.width / self.tensor + inside / self.tensor
             found = found + share * one
         return found * scale
@@ -318,7 +311,9 @@ class Form:
         head = self.vocab * self.width if self.is_transformer else 0.0
         attention = 4 * self.seen * self.heads_width * 3 * self.layers
         each = 4 if self.frozen else 6  # frozen matrices have no gradients
-        blocks = (each * (block_parameters - head) + attention) * tokens / devices * self.ticks / self.passes
+        first = self.weights.first / max(block_parameters, 1.0)  # without a bubble
+        blocks = (each * (block_parameters - head) + attention) * tokens / devices
+        blocks = blocks * (first + (1 - first) * self.ticks / self.passes)
         return (blocks + each * head * tokens / devices) / rate * machine.factors.least()
 
     def seconds(self) -> Numbers:
@@ -340,7 +335,8 @@ class Form:
         """Return the seconds that a step waits for each kind of work, in the words of `Prediction.slices`."""
         if not self.is_transformer:
             return {"all": self._seconds_of_others()}
-        blocks = self.ticks * self.layers_of_stage  # passes through one block
+        of_first = np.where(self.stage > 1, self.first_layers / self.stage, 0.0)  # without a bubble
+        blocks = self.ticks * self.layers_of_stage + self.passes * of_first  # passes through one block
         light, heavy = self._elementwise(FORWARD_BYTES), self._elementwise(BACKWARD_BYTES)
         forward, backward = self.block_products
         repeats = self._repeats()
@@ -373,7 +369,6 @@ class Form:
         layer_gradients = layer_gradients * (share if self.frozen else 1.0)
         summed = self.collective("all-reduce", layer_gradients, CONTEXT, times=2.0)
         waits = np.where(self.inputs_wait, 2 * self._host(self._block_inputs_of_one()), 0.0)
-        hop = self._permute(self._block_inputs_of_one(), STAGE)
         parts = {name: blocks * seconds for name, seconds in compute.items()}
         parts["tensor"] = blocks * messages
         parts["expert"] = blocks * self._expert_messages() * (2 + repeats["matmul"]) * exposed
@@ -385,7 +380,7 @@ class Form:
         parts["context"] = blocks * (ring + in_passes) + self._sum_over_context()
         parts["fsdp"] = blocks * fsdp
         parts["host"] = blocks * waits
-        parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * self.chunks * hop, 0.0)
+        parts["stage"] = 2 * self.ticks * self.chunks * self._permute(self._block_inputs_of_one(), STAGE)
         head, head_memory, head_gathers = self._head()
         head = head * np.where(over, HEAD_OVER_MEMORY, 1.0)
         gate = np.where(over & in_pipeline, self._gate, 0.0)
@@ -438,7 +433,7 @@ class Form:
         matrices += [(self.heads_width, width)]
         rows = self.tokens
         mlp = [(width, self.hidden)] * (2 if self._gated else 1) + [(self.hidden, width)]
-        share = self._mlp_share()
+        share = self.mlp_share
         forward = backward = np.zeros_like(rows)
         for count, group in ((1.0, matrices), (share, mlp)):
             for inputs, outputs in group:
@@ -469,7 +464,7 @@ class Form:
         if not self._gated:
             return np.zeros_like(self.tokens)
         width = np.full_like(self.tokens, self.width)
-        return self._product(self.tokens * self._mlp_share(), self.hidden / self.tensor, width)
+        return self._product(self.tokens * self.mlp_share, self.hidden / self.tensor, width)
 
     @property
     def _gated(self) -> bool:
@@ -499,7 +494,7 @@ class Form:
     @property
     def _sizes_of_products(self) -> tuple[float, Numbers, Any, bool]:
         """Return the widths of a block's heads, keys and hidden units, and whether those have a gate."""
-        return self.heads_width, self.keys_width, self._mlp_share() * self.hidden, self._gated
+        return self.heads_width, self.keys_width, self.mlp_share * self.hidden, self._gated
 
     def _kept_passes(self) -> Numbers:
         """Return how often a kept activation is read or written; a pipeline moves it between its slots."""
@@ -576,7 +571,7 @@ class Form:
     def _elementwise(self, widths: tuple[float, float, float]) -> Numbers:
         of_width, of_hidden, of_heads = widths
         per_token = (
-            of_width * self.width + of_hidden * self._mlp_share() * self.hidden + of_heads * self.heads_width
+            of_width * self.width + of_hidden * self.mlp_share * self.hidden + of_heads * self.heads_width
         )
         return self._passes(self.tokens * per_token / self.tensor * self.activation_bytes / NARROW)
 
@@ -596,7 +591,7 @@ class Form:
         Experts' buffers, which hold each token several times, are gathered in place of the MLP's input.
         """
         whole = self.tokens * self.width * self.activation_bytes
-        return 4 * self._gather(whole, TENSOR) * (1 + self._mlp_share()) / 2
+        return 4 * self._gather(whole, TENSOR) * (1 + self.mlp_share) / 2
 
     def _exposed_over_tensor(self, ratio: Numbers, repeats: Numbers) -> Numbers:
         """Return how many times a forward pass's messages over `tensor` a block's passes wait for.
@@ -619,7 +614,7 @@ class Form:
 
     def _expert_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two exchanges over `expert`."""
-        rows = self.tokens * self._mlp_share() * self.width * self.activation_bytes / self.tensor
+        rows = self.tokens * self.mlp_share * self.width * self.activation_bytes / self.tensor
         return 2 * self.collective("all-to-all", rows, EXPERT, times=1.0)
 
     def _head(self) -> tuple[Numbers, Numbers, Numbers]:
@@ -678,10 +673,9 @@ class Form:
     def _update(self) -> Numbers:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
         held = self._held_trained(over_data=True)
-        _, moments = moments_of(self.config)
-        waits = np.where(self.moments_wait, self._host(held * self.moment_bytes * moments * 2), 0.0)
+        waits = np.where(self.moments_wait, self._host(held * self.kept.usual * 2), 0.0)
         # A parameter and Adam's two moments are read and written.
-        narrow = 2 * (FP32 - self.parameter_bytes) + 4 * (FP32 - self.moment_bytes)
+        narrow = 2 * (FP32 - self.kept.parameter) + 4 * (FP32 - self.kept.moment)
         return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits
 
     # Messages

@@ -5,9 +5,9 @@ MOST_DEVICES = 10**6
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
 
 # Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
-# of the MLP's hidden width, and of the heads' width. These, the constants below and the kept bytes of
-# policies were read off 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed
-# 14); it scores others.
+# of the MLP's hidden width, and of the heads' width. These, the constants below and `kept_bytes` were
+# read off 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores
+# others.
 FORWARD_BYTES = (16.0, 8.0, 8.0)
 BACKWARD_BYTES = (32.0, 20.0, 12.0)
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs

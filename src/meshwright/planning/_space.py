@@ -30,7 +30,6 @@ from meshwright.config import (
     SEARCHED_REMAT,
     Layout,
     RunConfig,
-    SGDOptimizer,
     TransformerModel,
     block_policies,
     check_precision,
@@ -570,19 +569,19 @@ def _with_chunks(config: RunConfig, candidates: Candidates, values: Sequence[int
 def groups_of_stage(config: RunConfig, stage: Column) -> Column:
     """Return the groups of layers on the fullest stage, for each number of stages."""
     model = config.model
-    size = model.num_layers // len(model.windows) if isinstance(model, TransformerModel) else 1
+    size = model.num_stacked_layers // len(model.windows) if isinstance(model, TransformerModel) else 1
     return -(-size // stage)
 
 
 def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> dict[str, NDArray[np.bool_]]:
     """Return for each rule about settings, which candidates keep it."""
-    model, optimizer = config.model, config.optimizer
+    model = config.model
     remat, offload = candidates.settings["remat"], candidates.settings["offload"]
     names = SETTINGS["offload"]
     activations = (offload == names.index("activations")) | (offload == names.index("both"))
     moments = (offload == names.index("optimizer")) | (offload == names.index("both"))
     full, zero1 = remat == SETTINGS["remat"].index("full"), candidates.settings["zero1"] == 1
-    has_moments = not (isinstance(optimizer, SGDOptimizer) and not optimizer.momentum)
+    has_moments = bool(config.optimizer.moments())
     split = [
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()
@@ -632,7 +631,7 @@ def _has_whole_groups(config: RunConfig, candidates: Candidates) -> NDArray[np.b
     groups = np.lcm(len(model.windows), sizes)[kind]
     held = groups_of_stage(config, stage) // candidates.chunks * len(model.windows)
     alike = sizes[kind] == 1
-    return (stage == 1) | alike | ((held % groups == 0) & (model.num_layers % groups == 0))
+    return (stage == 1) | alike | ((held % groups == 0) & (model.num_stacked_layers % groups == 0))
 
 
 def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import (
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
-    RunConfig,
-    SGDOptimizer,
-    TransformerModel,
-)
+from meshwright.config import TILE_ROWS, RunConfig, TransformerModel, sent_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +19,7 @@ class Weights:
     """
 
     blocks: float  # matrices of all blocks: stage, fsdp, tensor
+    first: float  # of these those of first layers without experts, which every stage has and runs
     keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
     experts: float  # of all blocks: stage, expert, fsdp, tensor
     norms: float  # and routers, of all blocks: stage, fsdp
@@ -40,16 +31,45 @@ def weights_of(config: RunConfig) -> Weights:
     model = config.model
     if not isinstance(model, TransformerModel):
         # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
-        return Weights(blocks=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
+        return Weights(blocks=0, first=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
     layers, width = model.num_layers, model.embed_dim
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
     blocks = layers * model.num_attention_parameters + model.num_dense_parameters
+    mlps = model.num_dense_parameters - model.num_expert_layers * (
+        model.num_shared_experts * model.num_mlp_parameters
+    )
+    first = model.num_dense_layers * model.num_attention_parameters + (mlps if model.num_dense_layers else 0)
     keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
     norms = model.num_parameters - blocks - experts - tables
-    return Weights(blocks=blocks, keys=keys, experts=experts, norms=norms, tables=tables)
+    return Weights(blocks=blocks, first=first, keys=keys, experts=experts, norms=norms, tables=tables)
+
+
+def num_layers_of(config: RunConfig) -> tuple[float, float]:
+    """Return the number of a transformer's layers, and of the first without experts; else 1 and 0."""
+    model = config.model
+    return (model.num_layers, model.num_dense_layers) if isinstance(model, TransformerModel) else (1, 0)
+
+
+def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray[np.float64]) -> Any:
+    """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers.
+
+    Args:
+        tokens: of a microbatch on a device, by candidate.
+        expert: the devices of a group of experts.
+    """
+    model = config.model
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
+        return 1.0
+    factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
+    if factor is not None:
+        return min(factor * chosen, experts) + model.num_shared_experts
+    fair = tokens * chosen / expert  # rows for each device of a group
+    sent = np.where(expert > 1, sent_rows(fair), fair) * expert / tokens
+    padding = TILE_ROWS * experts / (expert * tokens)  # a tile of each expert, in part
+    return np.minimum(sent + padding, experts) + model.num_shared_experts
 
 
 def share_of_tables(
@@ -68,24 +88,42 @@ def share_of_tables(
     return np.ones_like(stages) if model.tied_embeddings else (1 + 1 / stages) / 2
 
 
-def moments_of(config: RunConfig) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes that a device keeps for each parameter between steps: of itself, of a moment, of all moments.
+
+    `fewest` and `usual` are of all moments, and of the master copy if there is one.
+    """
+
+    parameter: float
+    moment: float
+    fewest: float
+    usual: float
+
+
+def bytes_of_state(config: RunConfig) -> StateBytes:
+    """Return the bytes of the state for each parameter of a matrix."""
+    each = {"fp32": 4.0, "bf16": 2.0, "8bit": 1 + 4 / 256}  # eight bits have a scale for each block
+    parameter, moment = each[config.state.parameters], each[config.state.moments]
+    master = 0.0 if config.state.master == "none" else 4.0
+    fewest, usual = _moments_of(config)
+    return StateBytes(
+        parameter=parameter,
+        moment=moment,
+        fewest=fewest * moment + master,
+        usual=usual * moment + master,
+    )
+
+
+def _moments_of(config: RunConfig) -> tuple[float, float]:
     """Return the fewest and the usual numbers of moments for each parameter."""
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            return 2, 2
-        case AdaGradOptimizer() | LionOptimizer():
-            return 1, 1
-        case MuonOptimizer():
-            return 1, 1.1
-        case AdafactorOptimizer():
-            return 0, 0.1
-        case SGDOptimizer(momentum=momentum):
-            return int(momentum > 0), int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            count = 1 + int(momentum > 0) + int(centered)
-            return count, count
-
-
-def bytes_of_state(config: RunConfig) -> tuple[int, int]:
-    """Return the bytes in which a device keeps a parameter of a matrix, and a moment."""
-    return 2 if config.state.parameters == "bf16" else 4, 2 if config.state.moments == "bf16" else 4
+    kept, weights = config.optimizer.numbers_kept(), weights_of(config)
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike, alike
+    groups = {
+        "hidden": weights.blocks + weights.experts,
+        "tables": weights.tables,
+        "vectors": weights.norms,
+    }
+    total = sum(groups.values())
+    return min(kept.values()), sum(kept[group] * number for group, number in groups.items()) / total

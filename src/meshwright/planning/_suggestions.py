@@ -21,19 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import Argument, Compiled
+from meshwright.compiler import Argument, Compiled, Refusal
 from meshwright.config import (
     AXES,
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
     Layout,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
     RunConfig,
-    SGDOptimizer,
     check_layout,
     overridden,
 )
@@ -68,32 +60,44 @@ class Suggestion:
 
 
 def suggestions(
-    config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger
+    config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger | Refusal
 ) -> tuple[Suggestion, ...]:
-    """Return changes that make `memory` smaller, the most needed first; none for a foreign program."""
+    """Return changes that make `memory` smaller, the most needed first; none for a foreign program.
+
+    Args:
+        memory: of the compiled step, or what its compiler said when it refused it.
+    """
     if config is None:
         return ()
-    state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
-    room = (memory.usable_bytes or 0) - memory.allowance_bytes
+    if isinstance(memory, Refusal):
+        held, needed, allowance = memory.argument_bytes_by_role, memory.needed_bytes, 0
+    else:
+        held, needed, allowance = memory.by_category, memory.reserved_bytes, memory.allowance_bytes
+    state_bytes = sum(held.get(name, 0) for name in STATE)
+    room = (memory.usable_bytes or 0) - allowance
     state = tuple(_state_suggestions(config, layout, fleet, state_bytes, room))
     activations = tuple(_activation_suggestions(config, layout, fleet))
     if state_bytes > room and (adapters := _adapter_suggestion(config)) is not None:
         state += (adapters,)
-    if (waiting := _offload_suggestion(config, fleet, memory)) is not None:
+    moments, lacking = held.get("optimizer_state", 0), needed - room if memory.usable_bytes else 0
+    if (waiting := _offload_suggestion(config, fleet, moments, lacking)) is not None:
         if waiting.is_enough:
             return (waiting, *state, *activations)
         state += (waiting,)
     # If the state alone does not fit, no change to the activations helps.
-    state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
+    state_first = state_bytes > room or 2 * state_bytes > needed
     return state + activations if state_first else activations + state
 
 
-def _offload_suggestion(config: RunConfig, fleet: Fleet, memory: MemoryLedger) -> Suggestion | None:
-    """Suggest that the moments wait in the hosts' memory; None if they do, or if there are none."""
-    moments = memory.by_category.get("optimizer_state", 0)
+def _offload_suggestion(config: RunConfig, fleet: Fleet, moments: int, lacking: int) -> Suggestion | None:
+    """Suggest that the moments wait in the hosts' memory; None if they do, or if there are none.
+
+    Args:
+        moments: their bytes on a device.
+        lacking: the bytes that are too much; 0 if that is not known.
+    """
     if not moments or config.offload in ("optimizer", "both") or fleet.chip.platform == "cpu":
         return None
-    lacking = memory.reserved_bytes + memory.allowance_bytes - (memory.usable_bytes or math.inf)
     is_enough = 0 < lacking <= moments
     effect = f"moments, {format_bytes(moments)} here, wait in the hosts' memory between steps"
     effect += "; the rest fits" if is_enough else ""
@@ -159,7 +163,8 @@ def smaller_fleets(largest: Fleet) -> list[Fleet]:
     sizes = sorted(size for size in {*powers, *(3 * power for power in powers)} if size < most)
     found = [_fleet_of_size(largest, size) for size in sizes]
     chip, price = largest.chip, largest.price_per_device_hour  # a caller may have changed either
-    smaller = [dataclasses.replace(each, chip=chip, price_per_device_hour=price) for each in found if each]
+    as_its = {"chip": chip, "price_per_device_hour": price, "reserve_bytes": largest.reserve_bytes}
+    smaller = [dataclasses.replace(each, **as_its) for each in found if each]
     return [*smaller, largest]
 
 
@@ -305,20 +310,11 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     Adafactor and Muon treat matrices differently and have no rule of thumb. For them, count the state that
     the step takes.
     """
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            per_parameter = 2
-        case AdaGradOptimizer() | LionOptimizer():
-            per_parameter = 1
-        case SGDOptimizer(momentum=momentum):
-            per_parameter = int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            per_parameter = 1 + int(momentum > 0) + int(centered)
-        case AdafactorOptimizer() | MuonOptimizer():
-            formats = "float32", "bfloat16"
-            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
-            return sum(math.prod(argument.shape) for argument in held)
-    return per_parameter * config.num_trained_parameters
+    if (alike := config.optimizer.kept_alike) is not None:
+        return alike * config.num_trained_parameters
+    formats = "float32", "bfloat16", "uint8"
+    held = [a for a in arguments if a.role == "optimizer_state" and a.dtype in formats]
+    return sum(math.prod(argument.shape) for argument in held)
 
 
 class _RuleRows:
@@ -335,8 +331,9 @@ class _RuleRows:
         arrays = [a for a in self._arguments if a.role == role and a.shape]
         step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
         why = _where(arrays, self._layout) if count else "the optimizer keeps none"
-        if any(a.dtype == "bfloat16" for a in arrays):
-            why += ", in bf16 where the rule counts fp32"
+        for dtype, words in (("bfloat16", "bf16"), ("uint8", "8 bits")):
+            if any(a.dtype == dtype for a in arrays):
+                why += f", in {words} where the rule counts fp32"
         if step_counts:
             why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
         if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:

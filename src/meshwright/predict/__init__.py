@@ -12,6 +12,8 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._busy import NUM_SPANS as NUM_SPANS
     from ._busy import busy_of as busy_of
+    from ._dispatch import copies_once as copies_once
+    from ._dispatch import reached as reached
     from ._eager import MAIN as MAIN
     from ._eager import Mark as Mark
     from ._eager import Queue as Queue

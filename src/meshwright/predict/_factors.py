@@ -52,6 +52,10 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
 
+PRICED_AS_OTHERS = ("collective-permute", "ragged-all-to-all")
+"""Collectives that no table has."""
+
+
 def class_of(slice_name: str) -> str:
     """Return the class of work of a slice of a prediction: collectives by kind, without their axes.
 
@@ -100,7 +104,7 @@ class Prior:
         Raises:
             InputError: no class has this name.
         """
-        kind = "collective" if name in (*COLLECTIVE_KINDS, "collective-permute") else name
+        kind = "collective" if name in (*COLLECTIVE_KINDS, *PRICED_AS_OTHERS) else name
         if kind not in self.widths:
             raise InputError(f"no class of work is called {name!r}", hint=nearest_name(name, self.widths))
         return self.widths[kind]

@@ -3,7 +3,8 @@
 Kernels. Priced by work: matmuls (dots in fusions, cuBLAS calls), cuDNN attention, and convolutions as the
 equivalent matmul. Decompositions, linear systems and Fourier transforms take at least their FLOPs at the
 peak, and at least their bytes; no rate of them is known, so that time is a lower bound and they are listed as
-unpriced. Everything else is priced by the bytes of device memory that it reads and writes. Each
+unpriced. Everything else is priced by the bytes that it reads and writes, of each memory at that memory's
+rate: XLA's compiler for TPUs keeps arrays in the chip's vector memory, and its program says which. Each
 operand is read once, and each result is written once. A fusion that slices a stacked array reads one slice,
 and one that updates a slice in place writes one: counting whole operands makes a scanned 7B step look 30 %
 slower. Not modelled: the arithmetic of an elementwise fusion (on a GPU its bytes take longer), the host's
@@ -20,25 +21,28 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import NamedKernel
+from meshwright.compiler import NamedKernel, Routing
 from meshwright.errors import InputError
-from meshwright.hlo import RUNNING, Computation, Instruction, Program, iota_of, leaves_of
+from meshwright.hlo import RUNNING, Array, Computation, Instruction, Program, Shape, iota_of, leaves_of
 from meshwright.ledger import (
+    EXCHANGES,
     FOURIER,
     LINEAR_ALGEBRA,
     Message,
     MultiplyAdds,
     crossing_bytes,
     instruction_work,
+    is_ragged_call,
     left_dimensions,
     span_of,
     traced_kernel_of,
 )
 
+from ._dispatch import copies_once
 from ._formulas import attention_seconds, collective_seconds
 from ._rate_files import runs
 from ._rates import Machine
@@ -48,19 +52,40 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the index of the operand that holds the new values
 
 
-def bytes_of(program: Program, computation: Computation, instruction: Instruction) -> int:
-    """Return the bytes that one run of a scheduled instruction reads plus those that it writes."""
+def bytes_by_memory(program: Program, computation: Computation, instruction: Instruction) -> Counter[int]:
+    """Return the bytes that one run of a scheduled instruction reads plus those that it writes, by memory.
+
+    Memories have XLA's numbers of memory spaces (`Array.memory_space`).
+    """
+    moved: Counter[int] = Counter()
+    if instruction.custom_call_target == _PARTS_IN_PLACE:
+        return moved
+    operands, arrays = computation.operand_arrays(instruction), instruction.arrays
     if instruction.opcode == "fusion":
         called = program.called_by(instruction)[0]
-        reads = sum(_read(program, called, parameter) for parameter in called.parameters)
-        return reads + _written(program, called, called.root)
-    if instruction.opcode in _SLICES:
-        return 2 * instruction.num_bytes
-    if instruction.opcode in _UPDATES:
-        return 2 * _new_bytes(computation, instruction)
-    if instruction.opcode in ("broadcast", "iota"):
-        return instruction.num_bytes
-    return instruction.num_bytes + sum(array.num_bytes for array in computation.operand_arrays(instruction))
+        for parameter, operand in zip(called.parameters, instruction.operands, strict=True):
+            moved[_memory_of(computation.operand_shape(operand))] += _read(program, called, parameter)
+        for memory, num_bytes in _written(program, called, called.root, instruction.shape):
+            moved[memory] += num_bytes
+    elif instruction.opcode in _SLICES:
+        moved[operands[0].memory_space] += instruction.num_bytes
+        moved[arrays[0].memory_space] += instruction.num_bytes
+    elif instruction.opcode in _UPDATES:
+        update = computation.operand_shape(instruction.operands[_UPDATES[instruction.opcode]])
+        moved[_memory_of(update)] += _new_bytes(computation, instruction)
+        moved[_memory_of(instruction.shape)] += _new_bytes(computation, instruction)
+    else:
+        if instruction.opcode in ("broadcast", "iota"):
+            operands = ()
+        elif instruction.opcode == "copy-start":
+            arrays = arrays[:1]  # the copy; the others are the original, and a context
+        for array in (*operands, *arrays):
+            moved[array.memory_space] += array.num_bytes
+    return moved
+
+
+def _memory_of(shape: Shape) -> int:
+    return next((array.memory_space for array in leaves_of(shape)), 0)
 
 
 def _new_bytes(computation: Computation, update: Instruction) -> int:
@@ -92,21 +117,31 @@ def _read_by(program: Program, computation: Computation, user: Instruction, numb
     return 0 if stays_in_place or user.opcode == "tuple" else whole
 
 
-def _written(program: Program, computation: Computation, value: Instruction) -> int:
-    """Return the bytes that a fused computation writes for its result, or for a part of it."""
-    if value.opcode in ("tuple", "bitcast", "reshape"):
-        return sum(_written(program, computation, computation.by_name[o.name]) for o in value.operands)
-    if value.opcode in _UPDATES:
-        return _new_bytes(computation, value)
-    if value.opcode == "fusion":
+def _written(
+    program: Program, computation: Computation, value: Instruction, shape: Shape
+) -> Iterator[tuple[int, int]]:
+    """Yield memories and bytes that a fused computation writes for its result, or for a part of it.
+
+    `shape`: of that part where the fusion is scheduled, whose layout names the memory.
+    """
+    if value.opcode == "tuple" and not isinstance(shape, Array):
+        for operand, part in zip(value.operands, shape, strict=True):
+            yield from _written(program, computation, computation.by_name[operand.name], part)
+    elif value.opcode in ("tuple", "bitcast", "reshape"):
+        for operand in value.operands:
+            yield from _written(program, computation, computation.by_name[operand.name], shape)
+    elif value.opcode in _UPDATES:
+        yield _memory_of(shape), _new_bytes(computation, value)
+    elif value.opcode == "fusion":
         inner = program.called_by(value)[0]
-        return _written(program, inner, inner.root)
-    return 0 if value.opcode == "parameter" else value.num_bytes  # a parameter is passed through unchanged
+        yield from _written(program, inner, inner.root, shape)
+    elif value.opcode != "parameter":  # a parameter is passed through unchanged
+        yield _memory_of(shape), value.num_bytes
 
 
-_HOST_SPACE = 5
+HOST_SPACE = 5
+_PARTS_IN_PLACE = "ConcatBitcast"  # of a TPU: several arrays that lie one behind another are read as one
 EIGHT_BITS = "fp8"
-NUM_DIMS_OF_MATRICES = 3  # experts, inputs, outputs
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
 
@@ -118,11 +153,13 @@ class KernelTime:
     `kind`: matmul | attention | convolution | linear algebra | fft | memory-bound | host-transfer. `flops`:
     FLOPs by the format in which they run. `unpriced`: arithmetic of which no rate is known, or in a format
     for which the chip has no known peak. `is_recomputed`: the backward pass runs it again.
+    `memory_seconds`: in which it uses the main memory.
     """
 
     kind: str
     seconds: float
     flops: Counter[str]
+    memory_seconds: float = 0.0
     unpriced: tuple[str, ...] = ()
     is_recomputed: bool = False
 
@@ -131,19 +168,25 @@ class KernelTime:
 class KernelWork:
     """Hold the work of one run of an instruction on the compute stream, the same on every machine.
 
-    `crossing_bytes`: those of a copy between host memory and device memory. `products`: each instruction
-    inside that multiplies and adds, with its computation and its work.
+    `bytes_by_memory`: as the function of that name. `crossing_bytes`: those of a copy between host memory and
+    device memory. `products`: each instruction inside that multiplies and adds, with its computation and its
+    work.
     """
 
-    num_bytes: int
+    bytes_by_memory: Mapping[int, int]
     crossing_bytes: int
     products: tuple[tuple[Computation, Instruction, MultiplyAdds], ...]
+
+    @property
+    def vector_bytes(self) -> int:
+        """Return the bytes on the chip, if the chip is a TPU."""
+        return sum(n for space, n in self.bytes_by_memory.items() if space not in (0, HOST_SPACE))
 
 
 def kernel_work(program: Program, computation: Computation, instruction: Instruction) -> KernelWork:
     """Return the work of one instruction that is neither a collective, nor a loop, nor free."""
     return KernelWork(
-        num_bytes=bytes_of(program, computation, instruction),
+        bytes_by_memory=bytes_by_memory(program, computation, instruction),
         crossing_bytes=_host_transfer_bytes(computation, instruction),
         products=tuple(_works(program, computation, instruction)),
     )
@@ -161,7 +204,10 @@ def kernel_of(
     `known`: its `kernel_work`, if the caller has it already.
     """
     doing = kernel_work(program, computation, instruction) if known is None else known
-    num_bytes = doing.num_bytes
+    vector_bytes = doing.vector_bytes if machine.is_tpu else 0
+    num_bytes = sum(doing.bytes_by_memory.values()) - vector_bytes
+    memory_seconds = num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+    vector_seconds = vector_bytes / machine.vector_bytes_per_second
     seconds_by_kind: dict[str, float] = {}
     flops: Counter[str] = Counter()
     unpriced: list[str] = []
@@ -175,6 +221,7 @@ def kernel_of(
         flops[format_name] += work.flops
         kind = "matmul" if _is_product(place) else work.kind
         if (kernel := traced_kernel_of(place)) is not None:
+            known_on: list[str] = []
             if kernel.name in runs()["grouped"]["shares"]:
                 seconds = _grouped_seconds(machine, inner, place, kernel, format_name, peak)
                 known_on = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
@@ -187,8 +234,7 @@ def kernel_of(
                     f"it is priced as a {kernel.kind} of ours"
                 )
         elif in_library:
-            at_peak, moved = work.flops / peak, num_bytes / machine.memory_bytes_per_second
-            seconds = max(at_peak, moved / machine.memory_efficiency)
+            seconds = max(work.flops / peak, memory_seconds)
             words = "no rate of it is known, its least time is taken: its FLOPs at the peak, or its bytes"
             unpriced.append(f"{_library_words(inner, place)}: {words}")
         elif work.kind == "attention":
@@ -200,14 +246,15 @@ def kernel_of(
             seconds = float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=moved))
         seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
     if seconds_by_kind:
-        kind, seconds = max(seconds_by_kind, key=seconds_by_kind.__getitem__), sum(seconds_by_kind.values())
+        kind = max(seconds_by_kind, key=seconds_by_kind.__getitem__)
+        seconds = max(sum(seconds_by_kind.values()), vector_seconds)
     elif doing.crossing_bytes and machine.host_bytes_per_second:
         kind, seconds = "host-transfer", doing.crossing_bytes / machine.host_bytes_per_second
     else:
-        per_second = machine.memory_bytes_per_second * machine.memory_efficiency
         passes = _passes(instruction) if machine.is_tpu else 1
-        kind, seconds = "memory-bound", passes * num_bytes / per_second
-    return KernelTime(kind=kind, seconds=seconds, flops=flops, unpriced=tuple(unpriced))
+        kind, seconds = "memory-bound", passes * max(memory_seconds, vector_seconds)
+    used = min(memory_seconds, seconds)
+    return KernelTime(kind=kind, seconds=seconds, flops=flops, memory_seconds=used, unpriced=tuple(unpriced))
 
 
 def _passes(instruction: Instruction) -> int:
@@ -284,7 +331,7 @@ def _sizes(
     dimension.
     """
     result = instruction.arrays[0]
-    if work.kind == "convolution" or instruction.opcode == "ragged-dot":
+    if work.kind == "convolution" or instruction.opcode == "ragged-dot" or is_ragged_call(instruction):
         batch, n = 1, result.dims[-1] if result.dims else 1
         m = result.num_elements / n
     else:
@@ -346,7 +393,7 @@ def _grouped_seconds(
     The gradient of matrices writes more than products of its FLOPs do, which is added.
     """
     rates, result = runs()["grouped"], place.arrays[0]
-    is_gradient = len(result.dims) == NUM_DIMS_OF_MATRICES
+    is_gradient = len(result.dims) > 2  # experts, inputs and outputs, or rows and outputs
     matrices = result if is_gradient else computation.operand_arrays(place)[2]
     narrow, wide = rates["shares"][kernel.name]
     share = narrow if min(matrices.dims[1:]) < rates["wide"] else wide
@@ -365,7 +412,7 @@ def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> 
     if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
         return 0
     arrays = (*instruction.arrays, *computation.operand_arrays(instruction))
-    on_device = [array.num_bytes for array in arrays if array.memory_space != _HOST_SPACE]
+    on_device = [array.num_bytes for array in arrays if array.memory_space != HOST_SPACE]
     return 0 if len(on_device) == len(arrays) else max(on_device, default=0)
 
 
@@ -394,10 +441,17 @@ class Order:
     axes: tuple[int, ...]
 
 
-def transfer_of(machine: Machine, message: Message, num_devices: int, order: Order | None = None) -> Transfer:
+def transfer_of(
+    machine: Machine,
+    message: Message,
+    num_devices: int,
+    order: Order | None = None,
+    routing: Routing | None = None,
+) -> Transfer:
     """Return the time of a message between the devices of its groups.
 
     Args:
+        routing: sends the rows of experts' tokens once to each domain and device; None by choice.
         order: the placement of the program's devices on the fleet. None places them in the order of their
             numbers.
 
@@ -409,20 +463,24 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
     domains, members = span_of(message.groups, num_devices, machine.devices_per_domain, permute, places)
     where = ",".join(message.axes) if message.axes is not None else f"groups of {message.group_size}"
     name = f"{message.kind}[{where}]"
+    size = message.group_size if domains == 1 else members
+    sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
+    crossing = crossing_bytes(message, domains, members, slices=machine.is_tpu)
+    if routing is not None and message.moves_tokens and message.kind == "all-to-all":
+        row_bytes = message.payload_bytes / routing.num_chosen  # of all tokens, one row each
+        sent, crossing = (row_bytes * copies for copies in copies_once(routing, domains, size))
     inside = 0.0
     if members > 1 or domains == 1:
-        size = message.group_size if domains == 1 else members
         rate = machine.rates.collective_for(message.kind, size)
         link = _known(machine, machine.inside_rate(2 if permute else size), "inside a domain")
-        sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
         inside = float(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
     if domains == 1:
         return Transfer(name=name, axes=where, link="inside", seconds=inside)
     network = _known(machine, machine.between_bytes_per_second, "between domains")
     network *= machine.shared.network_efficiency
-    between = crossing_bytes(message, domains, members, slices=machine.is_tpu) / network
+    between = crossing / network
     # NCCL's rings use both links at once. XLA reduces inside a TPU slice before it sends, or gathers after.
-    at_once = not machine.is_tpu or message.kind in ("all-to-all", "collective-permute")
+    at_once = not machine.is_tpu or message.kind in (*EXCHANGES, "collective-permute")
     seconds = max(inside, between) if at_once else inside + between
     seconds += machine.shared.network_alpha_seconds * (domains - 1)
     return Transfer(name=name, axes=where, link="between", seconds=seconds)
@@ -430,7 +488,7 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
 
 def _inside_bytes(message: Message, members: int) -> float:
     """Return the bytes that one device sends inside its domain when the group spans several domains."""
-    if message.kind == "all-to-all":
+    if message.kind in EXCHANGES:
         return message.payload_bytes * (members - 1) / message.group_size
     return message.wire_bytes
 

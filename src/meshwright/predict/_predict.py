@@ -55,6 +55,7 @@ def interval_of(
     peer_seconds: float | None = None,
     *,
     is_eager: bool = False,
+    is_of_others: bool = False,
     no_lower_end: str = "",
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
@@ -69,10 +70,11 @@ def interval_of(
         peer_seconds: the step with peer-to-peer transfers, where collectives pass the host's memory. It
             lowers the lower end.
         is_eager: whether PyTorch launched the kernels one by one.
+        is_of_others: whether the program is no transformer of ours, whose like the runs on TPUs trained.
         no_lower_end: why the step may take any less; "" if its lower end holds.
     """
     formats = _unpublished_formats(machine, walked)
-    names = _widths(machine, walked, calibration)
+    names = _widths(machine, walked, calibration, is_of_others=is_of_others)
     if is_eager:
         names = (*names, EAGER)
     applied = [widths()[name] for name in names]
@@ -169,9 +171,13 @@ def _width_words(machine: Machine, applied: Iterable[Width]) -> Iterable[str]:
     yield f"width: what the measured steps leave open of these factors, and {noise:.1f} % between programs"
 
 
-def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[str, ...]:
+def _widths(
+    machine: Machine, walked: Walked, calibration: Calibration | None, *, is_of_others: bool
+) -> tuple[str, ...]:
     """Return the names of the widths in `runs.toml` that apply; none for the basis "roofline"."""
     basis = width_name(machine, calibration)
+    if machine.is_tpu and is_of_others:
+        basis = f"{basis}-program"
     if basis is None or basis == "calibration":
         return () if basis is None else (basis,)
     if not any(name.startswith(FP8) for name in walked.flops):
@@ -291,7 +297,9 @@ def predict(
     """
     _check_source(compiled, fleet)
     machine = machine_of(fleet, calibration, attention_kernel, measured)
-    walks = _Walks(machine=machine, schedule=Schedule(executions, compiled.mesh_axes), prices={})
+    walks = _Walks(
+        machine=machine, schedule=Schedule(executions, compiled.mesh_axes, compiled.routing), prices={}
+    )
     walked = walks.walked()
     peer_seconds = _peer_seconds(walks) if walked.transfers else None
     found = prediction_of(
@@ -303,6 +311,7 @@ def predict(
         calibration=calibration,
         cautions=(*cautions, *_wide_heads(machine, executions), *_several_slices(fleet)),
         peer_seconds=peer_seconds,
+        is_of_others=compiled.sequence_length is None,  # a configuration of sequences has a length
     )
     helps = what_helps(
         machine, executions, compiled, fleet, ledger.memory, walked, walks.prices, walks.schedule
@@ -342,6 +351,7 @@ def prediction_of(
     cautions: Iterable[str] = (),
     peer_seconds: float | None = None,
     is_eager: bool = False,
+    is_of_others: bool = False,
     no_lower_end: str = "",
 ) -> Prediction:
     """Return the prediction of a walked step, without what would help.
@@ -350,6 +360,7 @@ def prediction_of(
         ledger: the FLOPs of the fleet, and what is unpriced beside what the walk found.
         calibration, cautions, peer_seconds: as for `interval_of`.
         is_eager: kernels were launched one by one by PyTorch, whose interval is that of such steps.
+        is_of_others: as for `interval_of`.
         no_lower_end: as for `interval_of`.
     """
     seconds = walked.seconds
@@ -373,6 +384,7 @@ def prediction_of(
         cautions,
         peer_seconds,
         is_eager=is_eager,
+        is_of_others=is_of_others,
         no_lower_end=no_lower_end,
     )
     return Prediction(
@@ -445,7 +457,8 @@ def _walked(
     measured: MeasuredRuns | None,
 ) -> Walked:
     _check_source(compiled, fleet)
-    return walk(machine_of(fleet, calibration, measured=measured), executions, compiled.mesh_axes)
+    machine = machine_of(fleet, calibration, measured=measured)
+    return walk(machine, executions, compiled.mesh_axes, routing=compiled.routing)
 
 
 def _check_source(compiled: Compiled, fleet: Fleet) -> None:
@@ -556,10 +569,16 @@ def what_helps(
         walked, prices: the walk over the program as it is, and the prices of its kernels.
         schedule: that of the executions, if the caller has walked it.
     """
-    schedule = Schedule(executions, compiled.mesh_axes) if schedule is None else schedule
+    schedule = Schedule(executions, compiled.mesh_axes, compiled.routing) if schedule is None else schedule
     walks = _Walks(machine=machine, schedule=schedule, prices=prices)
     again = _Again(walks=walks, walked=walked)
-    bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
+    bounds = [
+        *_hidden(again),
+        *_sent_once(again),
+        *_kept(again, memory),
+        *_narrowed(again),
+        *_without_gaps(again),
+    ]
     least = LEAST_SHARE * walked.seconds
     large = [help_ for help_ in bounds if help_.saving_seconds > least]
     return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))
@@ -574,6 +593,18 @@ def _hidden(again: _Again) -> Iterator[Speedup]:
             saving_seconds=again.saving(Variation(hidden=axes)),
             certainty="bound: all of them hidden behind computation, or gone",
         )
+
+
+def _sent_once(again: _Again) -> Iterator[Speedup]:
+    """Yield the bound of sending a token once to each domain and device, where experts lie in several."""
+    transfers = again.walked.transfers
+    if again.walks.schedule.routing is None or not any(name.startswith("all-to-all[") for name in transfers):
+        return
+    yield Speedup(
+        what="tokens sent once to each host and device that has any of their experts",
+        saving_seconds=again.saving(Variation(sends_once=True)),
+        certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step does not",
+    )
 
 
 def _order(again: _Again, fleet: Fleet) -> Iterator[Speedup]:

@@ -28,6 +28,7 @@ from meshwright.hardware import (
     MeasuredRuns,
     measured_attention,
 )
+from meshwright.ledger import EXCHANGES
 
 from ._factors import NO_FACTORS, Factors, Prior, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
@@ -74,10 +75,12 @@ class ChipRates:
         """Return the rate of the largest measured group that is not above `group_size`.
 
         Beyond the largest measured group the ring has more steps, so alpha grows in proportion. No table has
-        collective-permute: it is priced as an all-to-all of two devices, which sends the same bytes.
+        collective-permute: it is priced as an all-to-all of two devices, which sends the same bytes. A ragged
+        all-to-all is priced as one of equal parts.
         """
         if kind == "collective-permute":
             kind, group_size = "all-to-all", 2
+        kind = "all-to-all" if kind in EXCHANGES else kind
         by_size = self.collectives[kind]
         size = max((s for s in by_size if s <= group_size), default=min(by_size))
         rate = by_size[size]
@@ -95,6 +98,7 @@ class Shared:
     backward_attention_share: Mapping[str, float]  # by attention kernel
     slowest_share: float
     memory_efficiency: float
+    vector_memory_ratio: float  # of the rates of a TPU's vector memory and its main memory
     network_efficiency: float
     network_alpha_seconds: float
     launch_seconds: float
@@ -359,6 +363,11 @@ class Machine:
         """Return whether the device is a TPU, which runs a program without launching kernels."""
         return self.basis in (TPU, OTHER_TPU)
 
+    @property
+    def vector_bytes_per_second(self) -> float:
+        """Return the rate of a TPU's vector memory, which is on the chip."""
+        return self.memory_bytes_per_second * self.shared.vector_memory_ratio
+
     def inside_rate(self, members: int) -> float | None:
         """Return the bytes per second of a device's links in a group of `members` devices of its domain."""
         stated = {self.devices_per_domain: self.inside_bytes_per_second, **self.inside_by_group}
@@ -514,7 +523,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         name=chip.name,
         basis=_basis(chip, rates.measured),
         peak_flops_per_second=chip.peak_flops_per_second,
-        memory_bytes=chip.memory_bytes,
+        memory_bytes=None if chip.memory_bytes is None else chip.memory_bytes - fleet.reserve_bytes,
         memory_bytes_per_second=chip.memory_bytes_per_second,
         memory_efficiency=common.memory_efficiency,
         num_sms=chip.num_sms,

@@ -4,7 +4,9 @@ The streams are compute, the links inside domains and the links between domains.
 occupies its link from its start, or from when the link is free. The instruction that awaits it holds
 the compute clock until it ends; a synchronous collective holds both clocks. A loop's body is walked once and
 multiplied by the trip count. A fusion that computes while collectives run, as XLA's TPU backend writes them,
-overlaps them here too.
+overlaps them here too. On a TPU, copies between the main memory and the vector memory run beside
+computation, one after another, in the time in which no kernel uses the main memory; what the device waits for
+them counts as bound by memory.
 Not modelled: compute slows down while collectives run. This was measured, but made no visible difference over
 the published runs.
 
@@ -22,13 +24,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from meshwright.compiler import Routing
 from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, ProgramPhases, module_of
-from meshwright.ledger import Message, message_of, split_channels
+from meshwright.ledger import Message, is_of_experts, message_of, split_channels
 
-from ._kernel_prices import KernelTime, KernelWork, Order, Transfer, kernel_of, kernel_work, transfer_of
+from ._kernel_prices import (
+    HOST_SPACE,
+    KernelTime,
+    KernelWork,
+    Order,
+    Transfer,
+    kernel_of,
+    kernel_work,
+    transfer_of,
+)
 from ._rates import Machine
 
 LAUNCH = "launch"
+MEMORY = "memory-bound"
 WAIT = "wait"  # the stream of what the compute stream waits for
 
 
@@ -90,16 +103,19 @@ class Variation:
 
     `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
     which the link of every collective is derived again. `skips`: returns True for instructions to leave out.
-    `lengthened`: how many times as long collectives take, by the name of their slice.
+    `lengthened`: how many times as long collectives take, by the name of their slice. `sends_once`: experts'
+    tokens cross once to each domain and device that needs them, where the routing is known.
     """
 
     hidden: str | None = None
     order: Order | None = None
     lengthened: Mapping[str, float] = field(default_factory=dict[str, float])
     skips: Callable[[Computation, Instruction], bool] | None = None
+    sends_once: bool = False
 
 
 AS_IT_IS = Variation()
+COPYING = ("copy-start", "copy", "slice", "dynamic-slice", "dynamic-update-slice")
 
 
 class Schedule:
@@ -108,10 +124,12 @@ class Schedule:
     Args:
         executions: the trip counts and the branches taken.
         mesh_axes: of the program.
+        routing: of its experts, where it has any and they are ours.
     """
 
-    def __init__(self, executions: Executions, mesh_axes: Axes) -> None:
+    def __init__(self, executions: Executions, mesh_axes: Axes, routing: Routing | None = None) -> None:
         self.executions, self.program, self.mesh_axes = executions, executions.program, mesh_axes
+        self.routing = routing
         self.num_devices = math.prod(size for _, size in mesh_axes)
         self._split_channels = split_channels(self.program)
         self._steps: dict[str, tuple[tuple[str, Instruction], ...]] = {}
@@ -133,7 +151,8 @@ class Schedule:
     def steps(self, computation: Computation) -> tuple[tuple[str, Instruction], ...]:
         """Return the instructions that take time or wait, in schedule order, each with its kind.
 
-        One of: await | loop | branch | exchange | call | kernel | carry (a kernel, while collectives run).
+        One of: await | loop | branch | exchange | copy (asynchronous, inside the device) | call | kernel |
+        carry (a kernel, while collectives run).
         """
         if computation.name not in self._steps:
             timed = (i for i in computation.instructions if i.opcode not in FREE)
@@ -151,9 +170,20 @@ class Schedule:
             wraps and any(i.collective for _, i in self.program.inside(instruction))
         ):
             return "exchange"
+        if self._is_copy(computation, instruction):
+            return "copy"
         if opcode in ("call", "async-start"):
             return "call"
         return "carry" if opcode == "fusion" and self.carried(computation, instruction) else "kernel"
+
+    def _is_copy(self, computation: Computation, instruction: Instruction) -> bool:
+        """Return whether an instruction starts a copy, or the copy of a slice, that leaves no device."""
+        moved = [instruction] if instruction.opcode == "copy-start" else []
+        if instruction.opcode == "async-start":
+            moved = [i for _, i in self.program.inside(instruction) if i.opcode not in FREE]
+        arrays = (*instruction.arrays, *computation.operand_arrays(instruction))
+        copies = all(i.opcode in COPYING for i in moved)
+        return bool(moved) and copies and all(array.memory_space != HOST_SPACE for array in arrays)
 
     def messages(self, computation: Computation, instruction: Instruction) -> tuple[Message, ...]:
         """Return the collective that an instruction is or starts, or those that it wraps."""
@@ -198,6 +228,7 @@ def walk(
     prices: Prices | None = None,
     *,
     schedule: Schedule | None = None,
+    routing: Routing | None = None,
     draws: bool = True,
 ) -> Walked:
     """Return the times of one step, with the difference that `variation` describes.
@@ -205,13 +236,14 @@ def walk(
     Args:
         executions: the trip counts and the branches taken.
         schedule: that of these executions and axes, if the caller walks it several times.
+        routing: of experts, for a schedule that is made here.
         draws: whether to note the events, which take as long as the walk.
 
     Raises:
         ValueError: replica groups of an unknown form.
         InputError: a collective crosses a link without a known rate.
     """
-    shared = Schedule(executions, mesh_axes) if schedule is None else schedule
+    shared = Schedule(executions, mesh_axes, routing) if schedule is None else schedule
     walker = _Walker(machine, shared, variation, {} if prices is None else prices, draws)
     return walker.computation(executions.program.entry)
 
@@ -242,8 +274,13 @@ class _Walker:
 
     def _transfer(self, message: Message) -> Transfer | None:
         if message not in self._transfers:
-            found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order)
-            factor = self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            known = self.schedule.routing
+            once = known if self.variation.sends_once else None
+            found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order, once)
+            load = known.load if known is not None and message.moves_tokens else 1.0
+            factor = (
+                load * self.machine.factors.of(found.name) * self.variation.lengthened.get(found.name, 1.0)
+            )
             is_hidden = found.axes == self.variation.hidden
             self._transfers[message] = None if is_hidden else replace(found, seconds=found.seconds * factor)
         return self._transfers[message]
@@ -263,7 +300,12 @@ class _Walker:
             kernel = kernel_of(self.machine, self.schedule.program, computation, instruction, known)
             is_again = self.schedule.phase(computation, instruction) == "recompute"
             factor = self.machine.factors.of(kernel.kind, is_recomputed=is_again)
-            self._prices[key] = replace(kernel, seconds=kernel.seconds * factor, is_recomputed=is_again)
+            if self.schedule.routing is not None and is_of_experts(instruction.op_name):
+                factor *= self.schedule.routing.load
+            seconds, in_memory = kernel.seconds * factor, kernel.memory_seconds * factor
+            self._prices[key] = replace(
+                kernel, seconds=seconds, memory_seconds=in_memory, is_recomputed=is_again
+            )
         return self._prices[key]
 
 
@@ -278,6 +320,9 @@ class _Stream:
         self._started: dict[str, tuple[str, float]] = {}  # by instruction: link and end
         self._carriers: dict[str, int] = {}  # by channel: fusions still to come that carry it
         self._carried_until: dict[str, float] = {}
+        self._copies: dict[
+            str, float
+        ] = {}  # seconds that each copy still needs, in the order of their starts
         self._walked = Walked()
 
     def run(self, kind: str, instruction: Instruction) -> None:
@@ -285,41 +330,79 @@ class _Stream:
         walker, home = self._walker, self._computation
         if (skips := walker.variation.skips) and skips(home, instruction):
             return
-        match kind:
-            case "kernel":
-                self._kernel(instruction)
-            case "await":
-                self._await(instruction)
-            case "exchange":
-                if transfer := walker.transfer(walker.schedule.messages(home, instruction)):
-                    self._transfer(instruction, transfer)
-            case "carry":
-                self._carry(instruction, walker.carried(home, instruction))
-            case "loop":
-                self._loop(instruction)
-            case "branch":
-                executions = walker.schedule.executions
-                self._add(
-                    walker.computation(executions.branches(instruction)[executions.branch(instruction)])
-                )
-            case _:
-                for called in walker.schedule.program.called_by(instruction):
-                    self._add(walker.computation(called))
+        steps = {"kernel": self._kernel, "await": self._await, "copy": self._copy, "loop": self._loop}
+        if kind in steps:
+            steps[kind](instruction)
+        elif kind == "exchange":
+            if transfer := walker.transfer(walker.schedule.messages(home, instruction)):
+                self._transfer(instruction, transfer)
+        elif kind == "carry":
+            self._carry(instruction, walker.carried(home, instruction))
+        elif kind == "branch":
+            executions = walker.schedule.executions
+            self._add(walker.computation(executions.branches(instruction)[executions.branch(instruction)]))
+        else:
+            self._call(instruction)
 
     def finish(self) -> Walked:
         """Wait for the transfers that no instruction here awaits, and return the times."""
         for link, end in self._started.values():
             self._wait(link, end)
+        if self._copies:
+            self._wait_for_copy([*self._copies][-1])
         self._walked.seconds = self._now
         return self._walked
 
     def _await(self, instruction: Instruction) -> None:
-        """Wait for an asynchronous transfer. Any other asynchronous work was priced at its start."""
+        """Wait for an asynchronous transfer or copy. Any other asynchronous work was priced at its start."""
+        if instruction.operands[0].name in self._copies:
+            self._wait_for_copy(instruction.operands[0].name)
+            return
         awaited = self._started.pop(instruction.operands[0].name, None)
         if awaited and instruction.opcode.endswith("-update"):
             self._started[instruction.name] = awaited
         elif awaited:
             self._wait(*awaited)
+
+    def _call(self, instruction: Instruction) -> None:
+        for called in self._walker.schedule.program.called_by(instruction):
+            self._add(self._walker.computation(called))
+
+    def _copy(self, instruction: Instruction) -> None:
+        """Start an asynchronous copy on a TPU; elsewhere it holds the compute clock."""
+        is_call = instruction.opcode == "async-start"
+        if not self._walker.machine.is_tpu:
+            (self._call if is_call else self._kernel)(instruction)
+            return
+        walker = self._walker
+        inside = (
+            walker.schedule.program.inside(instruction) if is_call else ((self._computation, instruction),)
+        )
+        kernels = (walker.kernel(home, i) for home, i in inside if i.opcode not in FREE)
+        self._copies[instruction.name] = sum(kernel.memory_seconds for kernel in kernels)
+
+    def _wait_for_copy(self, start: str) -> None:
+        """Hold the compute clock until a copy and those before it are done."""
+        names = [*self._copies]
+        begin, walked = self._now, self._walked
+        for name in names[: names.index(start) + 1]:
+            self._now += self._copies.pop(name)
+        waited = self._now - begin
+        if not waited:
+            return
+        _add_to(walked.total, {MEMORY: waited})
+        _add_to(walked.exposed, {MEMORY: waited})
+        if self._walker.draws:
+            walked.events.append(
+                Event(name=MEMORY, stream="compute", begin_seconds=begin, seconds=waited, operation=start)
+            )
+
+    def _go_on(self, now: float, memory_seconds: float = 0.0) -> None:
+        """Set the compute clock forward; copies run when the kernel beside them leaves the memory to them."""
+        free, self._now = max(0.0, now - self._now - memory_seconds), now
+        for name, left in self._copies.items():
+            spent = min(free, left)
+            self._copies[name], free = left - spent, free - spent
 
     def _carry(self, instruction: Instruction, carried: Mapping[str, Transfer]) -> None:
         """Run a fusion that computes while collectives run, as XLA's TPU backend writes them.
@@ -348,7 +431,7 @@ class _Stream:
         if self._walker.draws:
             walked.events.append(self._event(name, "compute", self._now, seconds, instruction))
         gap = self._walker.machine.launch_seconds
-        self._now = self._now + seconds + gap
+        self._go_on(self._now + seconds + gap, kernel.memory_seconds)
         for sums in (walked.total, walked.exposed):
             sums[name] = sums.get(name, 0.0) + seconds
             sums[LAUNCH] = sums.get(LAUNCH, 0.0) + gap
@@ -405,7 +488,7 @@ class _Stream:
                     wait = Event(name=busy.name, stream=WAIT, begin_seconds=begin, seconds=overlap)
                     self._walked.events.append(wait)
         _add_to(self._walked.exposed, exposed)
-        self._now = max(self._now, end)
+        self._go_on(max(self._now, end))
 
     def _loop(self, instruction: Instruction) -> None:
         """Add a loop. One of unknown trip count runs once, and the ledger lists it as unpriced."""
@@ -429,7 +512,7 @@ class _Stream:
                 num_events=len(inner.events),
             )
             walked.events.append(further)
-        self._now += times * inner.seconds
+        self._go_on(self._now + times * inner.seconds)
         _add_to(walked.total, inner.total, times)
         _add_to(walked.exposed, inner.exposed, times)
         _add_to(walked.recomputed, inner.recomputed, times)

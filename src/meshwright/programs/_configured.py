@@ -69,7 +69,8 @@ class Configured(Program):
         num_steps = _steps_of(run, settings.run.tokens, is_own=not self._is_another_batch(overrides))
         how = {"simulate": settings.simulate, "on_event": settings.on_event}
         made = weigh_run(run, fleet, mesh, num_steps=num_steps, **how)
-        is_planned = fleet.num_devices > 1 and not settings.simulate and made.prediction is not None
+        is_planned = fleet.num_devices > 1 and not settings.simulate
+        is_planned &= made.prediction is not None or made.refusal is not None
         command = plan_command(self.config, fleet, overrides) if is_planned else None
         return replace(made, warnings=warnings, plan_command=command)
 
@@ -192,7 +193,7 @@ def plan_command(config: str | RunConfig, fleet: Fleet, overrides: Overrides) ->
     named = [text for text in given if text.partition("=")[0].strip() not in SEARCHED]
     kept = [text for text in named if _changes(run, text)]
     config = config if isinstance(config, str) else config.name
-    return " ".join([f"meshwright plan {config} --on {fleet.name}", *(f"--set {text}" for text in kept)])
+    return " ".join([f"meshwright plan {config} {fleet.options}", *(f"--set {text}" for text in kept)])
 
 
 def _changes(run: RunConfig, override: str) -> bool:

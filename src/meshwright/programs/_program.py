@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from meshwright.config import Overrides
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet
+from meshwright.hardware import Fleet, split_reserve
 from meshwright.predict import checked_price, steps_for
 from meshwright.results import Phase, Weighing, ignore
 from meshwright.units import parse_count
@@ -193,7 +193,7 @@ def name_of(step: Any) -> str:
 
 
 def fleet_of(on: str | Fleet | None) -> Fleet:
-    """Return the fleet that a text names; "local" names the attached devices.
+    """Return the fleet that a text names; "local" names the attached devices, perhaps with a reserve.
 
     Raises:
         InputError: no fleet is named, or it cannot be read.
@@ -202,8 +202,9 @@ def fleet_of(on: str | Fleet | None) -> Fleet:
         raise InputError("no fleet is named", hint='on="8xH100"; `meshwright fleets` lists chips')
     if isinstance(on, Fleet):
         return on
-    if on != "local":
+    named, reserve = split_reserve(on)
+    if named != "local":
         return Fleet.parse(on)
     from meshwright.trainer.loop import local_fleet  # imports jax to query the attached devices
 
-    return local_fleet()
+    return local_fleet().reserving(reserve) if reserve else local_fleet()

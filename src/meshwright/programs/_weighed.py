@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from meshwright.compiler import Compiled, Request, compile_program
-from meshwright.config import Layout, RunConfig
+from meshwright.compiler import Compiled, Refusal, RefusedForMemory, Request, Routing, compile_program
+from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.measure import known_rates
@@ -39,10 +39,14 @@ def weigh_request(
         run: its configuration, if it has one.
         facts: the steps of the whole run; and the tokens of a step of a program without a configuration.
     """
-    compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
+    try:
+        compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
+    except RefusedForMemory as refused:
+        return _without_program(request.name, run, fleet, layout, refused.refusal, facts)
     on_event(Phase(name="reckoning"))
     if facts["tokens_per_step"] is not None:
         compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
+    compiled = dataclasses.replace(compiled, routing=_routing(run))
     mesh = Layout(axes=compiled.mesh_axes) if layout is None else layout
     made = _accounted(request.name, run, fleet, mesh, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=facts["num_steps"])
@@ -89,17 +93,44 @@ def weigh_lowered(
     mesh = Layout(axes=tuple(mesh_axes) or (("data", 1),))
     request = request_of(name, fleet, mesh, simulate)
     request = dataclasses.replace(request, function=None, search_path=(), digest=digest)
-    compiled, folder, cached = compile_program(
-        request, files=files, on_phase=lambda name: on_event(Phase(name=name)), answers=answers
-    )
+    try:
+        compiled, folder, cached = compile_program(
+            request, files=files, on_phase=lambda name: on_event(Phase(name=name)), answers=answers
+        )
+    except RefusedForMemory as refused:
+        made = _without_program(name, None, fleet, mesh, refused.refusal, facts)
+        return dataclasses.replace(made, warnings=warnings, idle_devices=idle)
     compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
     return dataclasses.replace(
         made,
-        ledger=dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions)),
+        figures=dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions)),
         num_steps=facts["num_steps"],
         warnings=(*warnings, *made.warnings),
         idle_devices=idle,
+    )
+
+
+def _without_program(
+    name: str,
+    run: RunConfig | None,
+    fleet: Fleet,
+    layout: Layout | None,
+    refusal: Refusal,
+    facts: RunFacts,
+) -> Weighing:
+    """Return the weighing of a program that the compiler refused, since it does not fit."""
+    return Weighing(
+        name=name,
+        config=run,
+        fleet=fleet,
+        layout=Layout(axes=refusal.mesh_axes) if layout is None else layout,
+        made_by=refusal,
+        figures=None,
+        prediction=None,
+        no_prediction="the compiler refused the program: it does not fit",
+        tokens_per_step=facts["tokens_per_step"] or refusal.tokens_per_step,
+        num_steps=facts["num_steps"],
     )
 
 
@@ -121,12 +152,21 @@ def _accounted(
         fleet=fleet,
         layout=layout,
         made_by=Compilation(compiled=compiled, folder=folder, cached=cached, rates=rates),
-        ledger=figures.ledger,
+        figures=figures.ledger,
         prediction=figures.prediction,
         no_prediction=figures.no_prediction,
         tokens_per_step=compiled.tokens_per_step,
         warnings=() if run is not None or _has_backward(compiled) else (NO_BACKWARD,),
     )
+
+
+def _routing(run: RunConfig | None) -> Routing | None:
+    """Return how a run sends tokens to experts; None if it has none."""
+    model = None if run is None else run.model
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
+        return None
+    assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
+    return Routing(num_experts=model.num_experts, num_chosen=model.experts_per_token, load=model.expert_load)
 
 
 def _has_backward(compiled: Compiled) -> bool:

@@ -20,9 +20,9 @@ def changes_document(changes: Changes) -> Document:
         (
             change.arguments,
             format_bytes(change.reserved_bytes),
-            _signed(format_bytes, -(change.saved_bytes or 0)),
+            "" if change.saved_bytes is None else _signed(format_bytes, -change.saved_bytes),
             {True: "yes", False: "no", None: "?"}[change.fits],
-            _signed(flop_words, change.extra_executed_flops or 0),
+            "" if change.extra_executed_flops is None else _signed(flop_words, change.extra_executed_flops),
             "" if change.step_seconds is None else format_seconds(change.step_seconds),
             "" if change.extra_seconds is None else _signed(format_seconds, change.extra_seconds),
         )

@@ -6,12 +6,12 @@ sums and shares of them. Used by: `_weighing`, `_results`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright import predict  # a step inside one host has no use for it
 from meshwright.config import Ticks
-from meshwright.ledger import MemoryLedger
+from meshwright.ledger import RESERVED, MemoryLedger
 from meshwright.units import format_bytes, format_count, format_rate
 
 from ._model import (
@@ -38,7 +38,7 @@ from ._weighing_facts import EagerFacts, WeighingFacts
 
 if TYPE_CHECKING:
     from meshwright.eager import EagerAccount, ModuleCount
-    from meshwright.planning import RuleOfThumb
+    from meshwright.planning import RuleOfThumb, Suggestion
 
 FLOP_CONVENTION = (
     "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "
@@ -73,10 +73,15 @@ def _smaller_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     """Return the largest categories, then the command-line changes that save memory, if it does not fit."""
     if facts.ledger.memory.fits is not False:
         return ()
-    rows = plain_rows((suggestion.arguments, suggestion.effect) for suggestion in facts.suggestions)
-    table = ReportTable(columns=("weigh again with", "what it does"), rows=rows, unbroken=1) if rows else None
+    table = suggestion_table(facts.suggestions)
     words = Words(text=f"Most of it: {largest_words(facts.ledger.memory)}.")
     return section("What would make it smaller", words, table)
+
+
+def suggestion_table(suggestions: Iterable[Suggestion]) -> ReportTable | None:
+    """Return changes on the command line with their effects; None without any."""
+    rows = plain_rows((suggestion.arguments, suggestion.effect) for suggestion in suggestions)
+    return ReportTable(columns=("weigh again with", "what it does"), rows=rows, unbroken=1) if rows else None
 
 
 def largest_words(memory: MemoryLedger) -> str:
@@ -146,7 +151,8 @@ def _memory_table(memory: MemoryLedger, *, on_page: bool) -> ReportTable:
 def _total_rows(memory: MemoryLedger) -> Iterator[tuple[str, int, str, Tone]]:
     yield "= reserved", memory.reserved_bytes, BAR, "strong"
     for name, size in memory.allowance.items():
-        yield f"+ {name}", size, "allowance: no compiler counts it", "faint"
+        note = "the fleet's reserve" if name == RESERVED else "allowance: no compiler counts it"
+        yield f"+ {name}", size, note, "faint"
     if memory.usable_bytes is not None:
         yield "usable", memory.usable_bytes, "", ""
     if memory.peak_bytes is not None:

@@ -86,10 +86,14 @@ def text_of(result: object) -> str:
 def page_of(result: object) -> str:
     """Return a result as one HTML page."""
     kind = type(result).__name__
-    return page(_made(*PAGES[kind], result) if kind in PAGES else _document_of(result))
+    is_refused = isinstance(result, Weighing) and result.refusal is not None
+    is_made = kind in PAGES and not is_refused
+    return page(_made(*PAGES[kind], result) if is_made else _document_of(result))
 
 
 def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> Document:
+    if isinstance(result, Weighing) and result.refusal is not None:
+        return _made("_refused", "refused_document", result)
     if isinstance(result, Weighing):
         facts = facts_of(result, in_full=verbose)
         if not result.is_compiled:

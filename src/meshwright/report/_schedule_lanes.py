@@ -38,7 +38,8 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
         return None
     made = weighing.made_by
     if not isinstance(made, Compilation):
-        return None if made.busy is None else lanes_of(made.busy)
+        busy = weighing.account.busy
+        return None if busy is None else lanes_of(busy)
     try:
         executions = executions_in(made.folder, made.compiled)
     except (InputError, OSError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from meshwright.compiler import SIMULATED
+from meshwright.ledger import RESERVED
 from meshwright.predict import Interval, Prediction, RunFlops, RunTotal
 from meshwright.units import format_bytes, format_count, format_power_of_ten, format_rate, format_seconds
 
@@ -139,16 +140,19 @@ def verdict(facts: WeighingFacts) -> list[Words]:
     needed = memory.reserved_bytes + memory.allowance_bytes
     spare = memory.usable_bytes - needed
     gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
+    reserved = memory.allowance.get(RESERVED, 0)
+    whose = f"; {format_bytes(reserved)} of it {RESERVED}" if reserved else ""
     rest = f"{format_bytes(abs(spare))} ({percent(abs(spare), memory.usable_bytes)})"
     if spare >= 0:
         tone = "open" if facts.warnings else "good"
-        return [*lines, Words(text=f"FITS: {fitting_words(needed, memory.usable_bytes)}", tone=tone)]
+        words = f"FITS: {fitting_words(needed, memory.usable_bytes)}{whose}"
+        return [*lines, Words(text=words, tone=tone)]
     if memory.is_upper_bound:
         return [
             *lines,
-            Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all", tone="open"),
+            Words(text=f"MAY NOT FIT: at most {gives}, {rest} too much if it is all{whose}", tone="open"),
         ]
-    return [*lines, Words(text=f"DOES NOT FIT: {gives}, {rest} too much", tone="bad")]
+    return [*lines, Words(text=f"DOES NOT FIT: {gives}, {rest} too much{whose}", tone="bad")]
 
 
 def fitting_words(needed_bytes: int, usable_bytes: int) -> str:

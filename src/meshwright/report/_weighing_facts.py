@@ -84,8 +84,9 @@ def facts_of(weighing: Weighing, *, in_full: bool = True) -> WeighingFacts:
     made, of_all = weighing.made_by, _facts_of_all(weighing)
     if isinstance(made, Compilation):
         return WeighingFacts(**of_all, **_compiled_facts(weighing, in_full))
-    compiler = CompileFacts(compiler=f"PyTorch {made.torch_version}", seconds=made.seconds)
-    return EagerFacts(**of_all, compile=compiler, num_parameters=made.num_parameters, account=made)
+    account = weighing.account
+    compiler = CompileFacts(compiler=f"PyTorch {account.torch_version}", seconds=account.seconds)
+    return EagerFacts(**of_all, compile=compiler, num_parameters=account.num_parameters, account=account)
 
 
 def _facts_of_all(weighing: Weighing) -> dict[str, Any]:
@@ -115,9 +116,6 @@ def _compiled_facts(weighing: Weighing, in_full: bool) -> dict[str, Any]:
     model = None if config is None else config.model
     experts = model if isinstance(model, TransformerModel) and model.num_experts is not None else None
     trained = config.num_trained_parameters if config is not None and config.num_frozen_parameters else None
-    helps: tuple[planning.Suggestion, ...] = ()
-    if weighing.fits is False:
-        helps = planning.suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)
     return {
         "compile": CompileFacts(
             compiler=compiled.compiler,
@@ -132,7 +130,7 @@ def _compiled_facts(weighing: Weighing, in_full: bool) -> dict[str, Any]:
         "num_active_parameters": None if experts is None else experts.num_active_parameters,
         "num_trained_parameters": trained,
         "is_published_target": compiled.source != SIMULATED and target is not None and target.rendered,
-        "suggestions": helps,
+        "suggestions": weighing.suggestions,
         "rule_terms": _rule_terms(weighing, has_experts=experts is not None),
     }
 

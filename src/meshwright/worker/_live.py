@@ -28,13 +28,14 @@ from jax.extend.backend import get_compile_options
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from meshwright.compiler import Argument, TracedFlops
-from meshwright.errors import CompileError, InputError
+from meshwright.errors import InputError
 from meshwright.extras import how_to_install
 from meshwright.json_records import EXACT, read_record
 from meshwright.measure import leak_error, noting_leaks_in_threads, refuse_leaked
 from meshwright.sharding import axes_of
 
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
+from ._could_not import could_not_compile
 from ._deviceless import callbacks_without_devices, devices_of_kind, libraries_of_plugin
 from ._partitioning import answers_of, equations, renamed, rules_text
 from ._traced import count_traced, program_in
@@ -413,7 +414,7 @@ def compiled_text(lowered: LoweredText, devices: Sequence[Any], options: Mapping
     """Return the executable of a lowered call for devices: the runtime's own, without JAX's wrapper.
 
     Raises:
-        CompileError: the compiler refused the program.
+        CompileError: the compiler refused the program, perhaps because it does not fit a device.
     """
     from jax._src.interpreters import mlir
     from jaxlib import xla_client
@@ -440,7 +441,4 @@ def compiled_text(lowered: LoweredText, devices: Sequence[Any], options: Mapping
             devices_list = xla_client.DeviceList(tuple(chosen))
             return compiles(module, executable_devices=devices_list, compile_options=compile_options)
     except Exception as failed:  # XLA raises errors of many kinds
-        raise CompileError(
-            f"XLA could not compile {name}: {failed}",
-            hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
-        ) from failed
+        raise could_not_compile(name, failed) from failed

@@ -14,6 +14,7 @@ number and, at its end, its exit status.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import json
@@ -25,6 +26,7 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +43,7 @@ from meshwright.compiler import (
     Argument,
     Compiled,
     OptionValue,
+    Refusal,
     Request,
     TakesNoMesh,
     accepted_options,
@@ -57,6 +60,7 @@ from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
 
 from ._assembler import Gate, put_assembler
+from ._could_not import OutOfMemory, could_not_compile
 from ._optimised import is_steady, may_fail_late, optimised
 from ._reports import are_written, bytes_in, program_in, texts_in
 
@@ -66,6 +70,7 @@ ROLES = {
     "parameters": "parameters",
     "frozen": "frozen_parameters",
     "optimizer": "optimizer_state",
+    "master": "optimizer_state",
     "model_state": "model_state",
     "key": "keys",
 }
@@ -101,11 +106,14 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
     accepted = accepted_options(request.options, _identity())
     options = {**accepted.options, **outputs}
-    analysis = _optimise(
-        request,
-        work,
-        lambda: compiled_text(lowered, chosen, options, request.name).get_compiled_memory_stats(),
-    )
+    try:
+        analysis = _optimise(
+            request,
+            work,
+            lambda: compiled_text(lowered, chosen, options, request.name).get_compiled_memory_stats(),
+        )
+    except OutOfMemory as refused:
+        return _refused(request, refused, started, lowered.arguments, mesh_axes=request.mesh_axes)
     _save(
         request,
         work,
@@ -123,6 +131,31 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         device_ids=_numbers_of_slices(chosen),
     )
     return {}
+
+
+def _refused(
+    request: Request, refused: OutOfMemory, started: float, arguments: Iterable[Argument], **facts: Any
+) -> dict[str, str]:
+    """Return the answer for a program that XLA refused because a device has too little memory.
+
+    Args:
+        started: when the work began, by `time.monotonic`.
+        facts: fields of `Refusal` that are known of the program.
+    """
+    needed, usable = refused.figures
+    taken = Counter[str]()
+    for argument in arguments:
+        taken[argument.role] += 0 if argument.host else argument.device_bytes
+    refusal = Refusal(
+        needed_bytes=needed,
+        usable_bytes=usable,
+        words=refused.words,
+        compiler=_compiler_name(request.platform),
+        seconds=time.monotonic() - started,
+        argument_bytes_by_role=dict(taken.most_common()),
+        **facts,
+    )
+    return {"refused": json.dumps(dataclasses.asdict(refusal))}
 
 
 def _save(
@@ -197,9 +230,14 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     if not are_written(work / "dump"):  # an executable that was kept before is only loaded, without reports
         shutil.rmtree(work / "dump", ignore_errors=True)
         _keep_no_executable()
-        analysis = _optimise(
-            request, work, lambda: _compile_lowered(lowered, request, options).memory_analysis()
-        )
+        try:
+            analysis = _optimise(
+                request, work, lambda: _compile_lowered(lowered, request, options).memory_analysis()
+            )
+        except OutOfMemory as refused:
+            known = {name: facts[name] for name in ("mesh_axes", "num_parameters", "tokens_per_step")}
+            took = _arguments(traced, lowered, arguments, request)
+            return _refused(request, refused, started, took, **known)
     _save(
         request,
         work,
@@ -396,10 +434,7 @@ def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionVa
         return lowered.compile(compiler_options=options)
     except Exception as failed:  # XLA raises RuntimeErrors of many kinds
         check_refused_results(failed)
-        raise CompileError(
-            f"XLA could not compile {request.name} for {request.fleet}: {failed}",
-            hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
-        ) from failed
+        raise could_not_compile(f"{request.name} for {request.fleet}", failed) from failed
 
 
 def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
@@ -473,11 +508,13 @@ def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     """
     offload = (request.config or {}).get("offload")
     moved = offload in ("optimizer", "both") and request.platform != "cpu"
-    return moved and bool(shape) and path.startswith("state['optimizer']")
+    return moved and bool(shape) and path.startswith(("state['optimizer']", "state['master']"))
 
 
 def _moment(path: str) -> str:
     """Return Optax's name of a moment ("mu"), preceded by its group of parameters, if any ("muon.mu")."""
+    if path.startswith("state['master']"):
+        return "master"
     if not path.startswith("state['optimizer']"):
         return ""
     part = re.search(r"\.inner_states\['(\w+)'\]", path)

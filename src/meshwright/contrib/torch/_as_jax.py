@@ -66,11 +66,12 @@ class AsJax(Program):
         mesh = Layout.parse(layout, free_names=True).resolve(fleet.num_devices)
         how = {"simulate": settings.simulate, "on_event": settings.on_event, "facts": facts}
         made = weigh_module_program(module, fleet, mesh, **how)
-        is_planned = fleet.num_devices > 1 and not settings.simulate and made.prediction is not None
+        is_planned = fleet.num_devices > 1 and not settings.simulate
+        is_planned &= made.prediction is not None or made.refusal is not None
         if not self.step.function or not is_planned:
             return made
         knobs = (f"--set {name}={value}" for name, value in knobs_of(settings.overrides).items())
-        command = f"meshwright plan {self.step.function} --as jax --on {fleet.name}"
+        command = f"meshwright plan {self.step.function} --as jax {fleet.options}"
         return dataclasses.replace(made, plan_command=" ".join([command, *knobs]))
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:

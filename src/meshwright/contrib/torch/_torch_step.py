@@ -160,7 +160,7 @@ def _weighing(account: EagerAccount, fleet: Fleet, mesh: Layout, facts: RunFacts
         name=account.name,
         fleet=fleet,
         layout=mesh,
-        ledger=account.ledger,
+        figures=account.ledger,
         prediction=prediction,
         no_prediction=account.no_prediction,
         made_by=account,

@@ -49,6 +49,7 @@ CHUNK_BYTES = 1 << 25  # at most, where an array can be divided so; whoever read
 CACHE_BYTES = 1 << 27  # of chunks while restoring: boxes of several devices may lie in one
 FILE_BYTES = 1 << 27  # approximate size of a file: several are written at once
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+PARTS_OF_MOMENTS = ("codes", "scales")  # of moments in eight bits
 SEQUENCE_KEY, DICT_KEY = 1, 2  # Orbax's kinds of tree nodes
 
 
@@ -92,6 +93,11 @@ def _keys(path: tuple[Any, ...]) -> tuple[str | int, ...]:
         for key in path
         for name in [jax.tree_util.keystr((key,), simple=True)]
     )
+
+
+def _parameter_name(keys: Sequence[str | int]) -> str:
+    """Return the last name on an array's path that is not of a part of a moment in eight bits."""
+    return next(str(key) for key in reversed(keys) if key not in PARTS_OF_MOMENTS)
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
@@ -145,7 +151,7 @@ def _host_array(
 ) -> HostArray:
     """Return an array's shards as its pieces, those of a pipeline's chunks apart and without its padding."""
     keys = _keys(path)
-    shape, num_chunks = shape_of_layers(array, num_layers, str(keys[-1])), num_chunks_of(array)
+    shape, num_chunks = shape_of_layers(array, num_layers, _parameter_name(keys)), num_chunks_of(array)
     shard_shape = array.sharding.shard_shape(array.shape)
     starts: list[tuple[int, ...]] = []
     pieces: list[np.ndarray] = []
@@ -383,7 +389,7 @@ def _check_match(
         )
     for path, leaf in wanted.items():
         ours, theirs = (
-            (leaf.dtype.name, shape_of_layers(leaf, num_layers, path.rpartition("/")[2])),
+            (leaf.dtype.name, shape_of_layers(leaf, num_layers, _parameter_name(path.split("/")))),
             (stored[path].dtype, stored[path].shape),
         )
         if ours != theirs:

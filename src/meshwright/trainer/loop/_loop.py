@@ -286,8 +286,9 @@ class Loop:
             held = "frozen" if "frozen" in self.state else "parameters"
             for array in jax.tree.leaves(self.state[held]):
                 array.delete()  # the devices need not hold both
-            abstract = self.programs.built.state[held]
-            self.state = {**self.state, held: self._first_weights.parameters(abstract)}
+            names = [held, *(["master"] if held == "parameters" and "master" in self.state else [])]
+            abstract = self.programs.built.state
+            self.state |= {name: self._first_weights.parameters(abstract[name]) for name in names}
 
     def go_to(self, checkpoint: Found) -> None:
         """Restore a checkpoint, after freeing the current state: the devices cannot hold two."""

@@ -428,21 +428,26 @@ class Transformer(Model):
         """Return the documents of a batch's windows; None if each is one."""
         return self._documents(_inputs(batch)[1], context)
 
+    def first_layers(self, parameters: Tree, x: Array, used: Documents | None, context: Context) -> Array:
+        """Apply the layers that have no experts, before those that have."""
+        return self._through_group(parameters, "dense_layers", x, context, used)[0]
+
     def apply_group(
         self, layers: list[Tree], x: Array, documents: Documents | None, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Balance | None]:
-        """Apply `group_size` layers, numbered from `first` in the model.
+        """Apply `group_size` layers, numbered from `first` among those that stages share.
 
         Returns:
             The layers' output and their contribution to the loss; and each layer's `Balance`.
         """
         blocks = self._blocks(context, documents, scanned=True)
+        first = first + self.config.num_dense_layers
         numbered = [(layer, first + place) for place, layer in enumerate(layers, 1)]
         with jax.named_scope("layers"):
             x, balance = _one_by_one(blocks, x, numbered)
         added = jnp.float32(0)
         if balance is not None and context.training:
-            added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_layers
+            added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_expert_layers
         return (x, added), balance
 
     def targets(self, batch: Batch, context: Context) -> Targets:

@@ -1,7 +1,8 @@
 """Build the train step of a config on a mesh.
 
 The state is a dict: `parameters` and `optimizer` in the formats of the section `state`, `model_state` (what
-the model keeps in addition to parameters), `key` (the run's random key), `step`, and under fp16 `loss_scale`.
+the model keeps in addition to parameters), `key` (the run's random key), `step`, under fp16 `loss_scale`, and
+`master` if the section `state` has one.
 The batch has a leading dim of microbatches; gradients are summed over it in the format `gradient_sum`.
 
 Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` are the model's, in the compute
@@ -46,11 +47,15 @@ from meshwright.trainer.models import (
 
 from . import _gradients as grads
 from . import _state_formats as _formats
-from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
+from ._first_layers import NAME as FIRST_LAYERS
+from ._matrices import is_matrix
+from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
+KEPT = ("parameters", "master", "optimizer", "model_state")  # what a step changes, and keeps if it went wrong
+ON_HOST = ("optimizer", "master")  # what `offload = "optimizer"` keeps there
 _Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # arguments: state and batch
 
 
@@ -89,8 +94,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """
     model = model_of(config.model)
     frozen, declared = declarations(config, model, mesh.shape.get("stage", 1))
-    optimizer = optimizer_of(config, declared)
-    context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
+    optimizer = optimizer_of(config, declared, mesh)
+    moments = _formats.formats_of_moments(config, declared, optimizer)
+    context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
     state = abstract_state(
         init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
     )
@@ -134,7 +140,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return value, outcome, tables.narrowed(gradient)
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
-    step = _step(config, optimizer, gradients, state_shardings["parameters"])
+    step = _step(config, optimizer, moments, gradients, state_shardings["parameters"])
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
         step=jax.jit(
@@ -191,7 +197,7 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
     """Return the declarations of frozen and of trained parameters; the first are None without adapters.
 
     Over several stages the layers are padded so that they divide, and layers [layers, ...] in several chunks
-    are [chunks, layers / chunks, ...]: the same numbers in order.
+    are [chunks, layers / chunks, ...]: the same numbers in order. First layers that are unlike are on each.
     """
     if config.lora.rank is None:
         declared = model.parameters()
@@ -205,15 +211,24 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             shape = (num_chunks, num_layers // num_chunks, *p.shape[1:])
             return replace(p, shape=shape, dims=("chunks", *p.dims))
 
-        layers = jax.tree.map(staged, declared["layers"], is_leaf=is_parameter)
-        return None, {**declared, "layers": layers}
+        def on_each(p: Parameter) -> Parameter:
+            return replace(p, dims=("first_layers", *p.dims[1:]))
+
+        changes = {"layers": staged, FIRST_LAYERS: on_each}
+        changed = {
+            name: jax.tree.map(changes[name], declared[name], is_leaf=is_parameter)
+            for name in changes if name in declared
+        }  # fmt: skip
+        return None, {**declared, **changed}
     frozen = model.parameters()
     if config.lora.base == "nf4":
         frozen = quantised_declarations(frozen)
     return frozen, model.adapters(config.lora)
 
 
-def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) -> Callable[[Array], Tree]:
+def _init_of(
+    config: RunConfig, model: Model, declared: Tree, optimizer: Any, moments: _formats.MomentFormats
+) -> Callable[[Array], Tree]:
     """Return the function, not jitted, that creates a state from a seed."""
 
     def init(seed: Array) -> Tree:
@@ -226,10 +241,10 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
                 "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
             }
         return {
-            "parameters": _formats.kept_parameters(config.state, declared, parameters),
+            **_formats.kept_parameters(config.state, declared, parameters),
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
             "model_state": initial_parameters(model.state(), root),
-            "optimizer": _formats.kept_moments(config.state, optimizer.init(parameters)),
+            "optimizer": moments.narrowed(optimizer.init(parameters)),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
             "step": jnp.int32(0),
             **grads.initial_scale(config.precision),
@@ -302,31 +317,41 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
     return context_of
 
 
-def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:
+def _step(
+    config: RunConfig,
+    optimizer: Any,
+    formats: _formats.MomentFormats,
+    gradients: _Gradients,
+    shardings: Tree,
+) -> Any:
     """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
     rate, on_host = schedule_of(config), _moments_on_host(config)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
-        old = {name: state[name] for name in ("parameters", "optimizer", "model_state")}
+        old = {name: state[name] for name in KEPT if name in state}
         if on_host:
-            old["optimizer"] = moved(old["optimizer"], jax.memory.Space.Device)
+            old |= {name: moved(old[name], jax.memory.Space.Device) for name in ON_HOST if name in old}
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
-            wide = _formats.widened({name: old[name] for name in ("parameters", "optimizer")})
-            updates, moments = optimizer.update(gradient, wide["optimizer"], wide["parameters"])
+            wide = _formats.widened(_formats.with_master(old["parameters"], old.get("master")))
+            updates, moments = optimizer.update(gradient, formats.widened(old["optimizer"]), wide)
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
-            parameters = optax.apply_updates(wide["parameters"], updates)
+            parameters = optax.apply_updates(wide, updates)
+            if config.state.moments == "8bit":
+                moments = formats.narrowed(moments)
             new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
-            if config.state.is_narrow:
+            if "master" in old:
+                new |= _formats.split_master(old["parameters"], parameters)
+            if config.state.rounds:
                 key = jax.random.fold_in(step_key(state), _formats.OF_ROUNDING)
                 new = _formats.rounded_as(old, new, config.state, key)
             new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
             if on_host:
-                new["optimizer"] = moved(new["optimizer"], jax.memory.Space.Host)
+                new |= {name: moved(new[name], jax.memory.Space.Host) for name in ON_HOST if name in new}
         metrics = {
             "loss": value,
             "gradient_norm": norm,
@@ -412,12 +437,13 @@ def abstract_state(
     if frozen is not None:
         shardings["frozen"] = _by_dims(frozen, mesh, zero1)
     shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
+    if "master" in shapes:
+        shardings["master"] = moment_shardings(shapes["master"], declared, mesh, zero1)
     if on_host:
-        shardings["optimizer"] = jax.tree.map(
-            lambda s, x: s.with_memory_kind(HOST) if x.ndim else s,
-            shardings["optimizer"],
-            shapes["optimizer"],
-        )
+        in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
+        for name in ON_HOST:
+            if name in shapes:
+                shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])
     described = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
     return jax.tree.map(described, shapes, shardings)
 

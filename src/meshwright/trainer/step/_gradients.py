@@ -22,7 +22,7 @@ from meshwright.config import BATCH_AXES
 from meshwright.sharding import AnyMesh, axes_of
 from meshwright.trainer.models import Outcome, Parameter, is_parameter
 
-from ._optimizer import is_matrix
+from ._matrices import is_matrix
 
 Tree = Any
 Loss = Callable[..., tuple[Array, Outcome]]

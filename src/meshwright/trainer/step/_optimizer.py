@@ -1,14 +1,13 @@
-"""Build the optimizer and its learning-rate schedule from Optax parts, and shard the optimizer's moments.
+"""Build the optimizer of a run and the schedule of its learning rate, and shard the optimizer's moments.
 
-Optimizers that act on matrices act on those of single layers. Layers are stacked along their own dim, and a
-matrix's inputs or outputs may span several dims (attention: embed, and heads x head_dim). Moments have the
-sharding of their parameter, or of those of its dims that they keep.
+Moments have the sharding of their parameter, or of those of its dims that they keep.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,12 +16,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright import config as sections
-from meshwright.sharding import TABLE_ROWS, axis_size, parameter_spec
+from meshwright.sharding import axes_of, axis_size, parameter_spec
 from meshwright.trainer.models import Parameter, is_parameter
 
+from ._eight_bits import EightBits, blocks_of, is_eight_bits
+from ._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, merged_entry
+from ._orthogonal import orthogonal
+
 Tree = Any
-STACKED = ("chunks", "layers", "experts")  # dims that stack several parameters of one kind
-OUTER = (*TABLE_ROWS, "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
 def schedule_of(config: sections.RunConfig) -> optax.Schedule:
@@ -48,259 +49,78 @@ def schedule_of(config: sections.RunConfig) -> optax.Schedule:
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTransformation:
+def optimizer_of(
+    config: sections.RunConfig, declared: Tree, mesh: Mesh | None = None
+) -> optax.GradientTransformation:
     """Return the optimizer of `config` for a learning rate of 1; the step multiplies by the actual rate.
 
     `declared` is the model's tree of parameter declarations. By default weight decay applies to matrices and
-    tables, not to norms and biases; `weight_decay_on` may extend it to all parameters.
+    tables, not to norms and biases; `weight_decay_on` may extend it to all parameters. `mesh`: of the step;
+    without it nothing is split over devices.
     """
     chosen = config.optimizer
-    on_all = getattr(chosen, "weight_decay_on", "matrices") == "all"
-    decayed = jax.tree.map(lambda p: on_all or is_matrix(p), declared, is_leaf=is_parameter)
-    match chosen:
-        case sections.SGDOptimizer():
-            update = optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov)
-            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
-        case sections.AdaGradOptimizer():
-            update = _with_coupled_decay(_adagrad(chosen), chosen.weight_decay, decayed)
-        case sections.RMSPropOptimizer():
-            update = optax.rmsprop(
-                1.0, decay=chosen.decay, eps=chosen.epsilon, eps_in_sqrt=False, centered=chosen.centered,
-                momentum=chosen.momentum or None, nesterov=chosen.nesterov,
-            )  # fmt: skip
-            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
-        case sections.AdamOptimizer():
-            update = optax.adam(1.0, b1=chosen.beta1, b2=chosen.beta2, eps=chosen.epsilon)
-            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
-        case sections.AdamWOptimizer():
-            b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
-            update = optax.adamw(1.0, b1=b1, b2=b2, eps=chosen.epsilon, weight_decay=decay, mask=decayed)
-        case sections.LionOptimizer():
-            b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
-            update = optax.lion(1.0, b1=b1, b2=b2, weight_decay=decay, mask=decayed)
-        case sections.AdafactorOptimizer():
-            update = _adafactor(chosen, declared, decayed)
-        case sections.MuonOptimizer():
-            update = _muon(chosen, declared, decayed)
+    decays_all = chosen.weight_decay_on == "all"
+    update = chosen.update(_Declared(declared, mesh, decays_all=decays_all, zero1=config.zero1))
     clip = chosen.clip_norm
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
 
 
-_NOTHING = optax.identity()
+class _Declared:
+    """Say what an optimizer asks of the parameters (`config.Parameters`), from their declarations."""
 
+    def __init__(self, declared: Tree, mesh: Mesh | None, *, decays_all: bool, zero1: bool) -> None:
+        self._declared, self._mesh, self._zero1 = declared, mesh, zero1
+        self.decayed = jax.tree.map(lambda p: decays_all or is_matrix(p), declared, is_leaf=is_parameter)
 
-def _with_coupled_decay(
-    update: optax.GradientTransformation, weight_decay: float, decayed: Tree
-) -> optax.GradientTransformation:
-    """Add `weight_decay` x parameter to the gradients before `update`, as PyTorch does."""
-    decay = optax.add_decayed_weights(weight_decay, decayed) if weight_decay else _NOTHING
-    return optax.chain(decay, update)
-
-
-def _adagrad(chosen: sections.AdaGradOptimizer) -> optax.GradientTransformation:
-    """Return `torch.optim.Adagrad`, which adds epsilon to the root, or `optax.adagrad`, which adds it under.
-
-    Optax has no option for the first.
-    """
-    by_optax = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
-    if chosen.epsilon_under_root:
-        return by_optax
-
-    def init(params: Tree) -> Any:
-        return optax.ScaleByRssState(sum_of_squares=jax.tree.map(jnp.zeros_like, params))
-
-    def apply(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
-        sums = jax.tree.map(lambda total, g: total + g * g, state.sum_of_squares, updates)
-        changes = jax.tree.map(lambda g, total: -g / (jnp.sqrt(total) + chosen.epsilon), updates, sums)
-        return changes, optax.ScaleByRssState(sum_of_squares=sums)
-
-    return optax.GradientTransformation(init, apply)
-
-
-def _adafactor(
-    chosen: sections.AdafactorOptimizer, declared: Tree, decayed: Tree
-) -> optax.GradientTransformation:
-    """Chain the parts of `optax.adafactor`, applying those that use a whole array to each layer separately.
-
-    On stacked layers, `optax.adafactor` would factor the two longest dims, whichever those are, and take root
-    mean squares over all layers together.
-    """
-    rate, least = chosen.decay_exponent, chosen.least_factored
-    parts = [optax.scale_by_factored_rms(decay_rate=rate, min_dim_size_to_factor=least)]
-    if chosen.clip_rms is not None:
-        parts.append(optax.clip_by_block_rms(chosen.clip_rms))
-    if chosen.scale_by_parameter:
-        parts.append(optax.scale_by_param_block_rms())
-    return optax.chain(
-        by_matrix(optax.chain(*parts), declared),
-        optax.ema(chosen.momentum, debias=False) if chosen.momentum else _NOTHING,
-        optax.add_decayed_weights(chosen.weight_decay, decayed),
-        optax.scale(-1.0),
-    )
-
-
-def _muon(chosen: sections.MuonOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
-    """Chain the parts of `optax.contrib.muon`, which itself would pass Muon's `nesterov` to its AdamW too."""
-
-    def scale(parameter: Parameter) -> float:
-        inputs, outputs = matrix_dims(parameter).inputs_outputs(parameter.shape)
-        if chosen.update_rms is None:  # Jordan 2024
-            return math.sqrt(max(1.0, outputs / inputs))
-        return chosen.update_rms * math.sqrt(max(inputs, outputs))
-
-    def by_kind(hidden: Any, other: Any) -> Tree:
+    def split(self, hidden: Callable[[Parameter], Any], other: Any) -> Tree:
         pick = lambda p: hidden(p) if is_hidden_matrix(p) else other  # noqa: E731
-        return jax.tree.map(pick, declared, is_leaf=is_parameter)
+        return jax.tree.map(pick, self._declared, is_leaf=is_parameter)
 
-    kinds = by_kind(lambda _: "muon", "adamw")
-    numbers, scales = (by_kind(of_matrix, optax.MaskedNode()) for of_matrix in (muon_dims, scale))
-    orthogonal = optax.chain(
-        optax.contrib.scale_by_muon(
-            ns_steps=chosen.newton_schulz_steps,
-            beta=chosen.momentum,
-            nesterov=chosen.nesterov,
-            weight_dimension_numbers=numbers,
-        ),
-        optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, scales)),
-    )
-    adam = optax.scale_by_adam(b1=chosen.adamw_beta1, b2=chosen.adamw_beta2, eps=chosen.adamw_epsilon)
-    return optax.chain(
-        optax.partition({"muon": orthogonal, "adamw": adam}, kinds),
-        optax.add_decayed_weights(chosen.weight_decay, decayed),
-        optax.scale(-1.0),
-    )
+    def sizes(self, parameter: Parameter) -> tuple[int, int]:
+        return matrix_dims(parameter).inputs_outputs(parameter.shape)
+
+    def orthogonal(self, matrices: Tree, num_steps: int) -> Tree:
+        hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
+        parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
+        arrays, structure = jax.tree.flatten(matrices)
+        return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
+
+    def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
+        return by_matrix(update, self._declared)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixDims:
-    """The indices of a parameter's dims: those that stack matrices, then those of a matrix's two sides.
+def owner_of(path: tuple[Any, ...], parameters: dict[str, Parameter]) -> tuple[str, Parameter] | None:
+    """Return a moment's name ("mu", "muon.mu") and its parameter, given the moment's path; None if it has
+    none.
 
-    A vector has one side, and `second` is empty. `inputs_first`: a product sums over `first`, not `second`.
+    The path of a moment ends with that of its parameter, before which Optax has the moment's name.
     """
-
-    stack: tuple[int, ...]
-    first: tuple[int, ...]
-    second: tuple[int, ...] = ()
-    inputs_first: bool = True
-
-    @property
-    def sides(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of dims, each one dim of the flattened parameter: the stack's, then one or two sides."""
-        return (*((place,) for place in self.stack), *(side for side in (self.first, self.second) if side))
-
-    def flat_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return `shape` with the dims of each side merged into one."""
-        return tuple(math.prod(shape[place] for place in side) for side in self.sides)
-
-    def inputs_outputs(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return the numbers of inputs and outputs of each matrix in a parameter of `shape`."""
-        sides = [math.prod(shape[place] for place in side) for side in (self.first, self.second)]
-        return (sides[0], sides[1]) if self.inputs_first else (sides[1], sides[0])
+    tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
+    owner = next((tail for tail in tails if tail in parameters), None)
+    if owner is None:
+        return None
+    before = jax.tree_util.keystr(path).removesuffix(owner)
+    group = re.search(r"\.inner_states\['(\w+)'\]", before)
+    name = before.rpartition(".")[2]
+    return f"{group[1]}.{name}" if group else name, parameters[owner]
 
 
-def is_matrix(parameter: Parameter) -> bool:
-    """Return whether a parameter is a matrix or a table, not a norm or a bias.
-
-    The test is its random initialisation, since a bias may also have two dims (heads and head_dim). An
-    adapter's second matrix begins as zeros.
-    """
-    return parameter.initial == "fan_in" or "rank" in parameter.dims
-
-
-def is_hidden_matrix(parameter: Parameter) -> bool:
-    """Return whether a parameter is a matrix inside the model, not a table or a head."""
-    return is_matrix(parameter) and not set(OUTER) & set(parameter.dims)
-
-
-def matrix_dims(parameter: Parameter) -> MatrixDims:
-    """Return the dims of a parameter's matrices, or of its vectors.
-
-    A matrix's inputs are the leading or trailing dims (after the stack) whose sizes multiply to `fan_in`.
-    """
-    shape, places = parameter.shape, tuple(range(len(parameter.shape)))
-    num_stacked = sum(dim in STACKED for dim in parameter.dims)
-    assert set(parameter.dims[:num_stacked]) <= set(STACKED), f"{parameter.dims}: the stack is not first"
-    stack, rest = places[:num_stacked], places[num_stacked:]
-    if is_matrix(parameter):
-        for inputs_first in (True, False):
-            for cut in range(1, len(rest)):
-                first, second = rest[:cut], rest[cut:]
-                inputs = first if inputs_first else second
-                if math.prod(shape[place] for place in inputs) == parameter.fan_in:
-                    return MatrixDims(stack=stack, first=first, second=second, inputs_first=inputs_first)
-        raise AssertionError(f"no dims of {parameter} have its fan_in")
-    return MatrixDims(stack=stack, first=rest)
-
-
-def muon_dims(parameter: Parameter) -> optax.contrib.MuonDimensionNumbers:
-    """Return the input and output dims of a parameter's matrices, as Optax's Muon takes them."""
-    dims = matrix_dims(parameter)
-    inputs, outputs = (dims.first, dims.second) if dims.inputs_first else (dims.second, dims.first)
-    return optax.contrib.MuonDimensionNumbers(inputs, outputs)
-
-
-def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.GradientTransformation:
-    """Wrap `update` to see each layer's matrices and vectors as separate arrays of two dims or one.
-
-    Its state has a part for each number of stacked dims. "single": none. "stacked": one leading dim, for the
-    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts. A
-    pipeline's chunks are one dim more, which no name counts: the state's parts are those of any layout.
-    """
-    dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
-    num_chunk_dims = max((int("chunks" in p.dims) for p in _declarations(declared)), default=0)
-    num_stacked = {"stacked": 1 + num_chunk_dims, "single": 0, "experts": 2 + num_chunk_dims}
-    parts = {name: _stacked(update, count) for name, count in num_stacked.items()}
-
-    def flat(tree: Tree) -> dict[str, Tree]:
-        def part(name: str) -> Tree:
-            def leaf(dims: MatrixDims, x: Any) -> Any:
-                is_in = len(dims.stack) == num_stacked[name]
-                return x.reshape(dims.flat_shape(x.shape)) if is_in else optax.MaskedNode()
-
-            return jax.tree.map(leaf, dims, tree, is_leaf=lambda d: isinstance(d, MatrixDims))
-
-        return {name: of_part for name in parts if jax.tree.leaves(of_part := part(name))}
-
-    def init(params: Tree) -> Tree:
-        return {name: parts[name].init(tree) for name, tree in flat(params).items()}
-
-    def apply(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
-        gradients, values = flat(updates), flat(params)
-        new = {name: parts[name].update(gradients[name], state[name], values[name]) for name in state}
-
-        def whole(x: Any, *changes: Any) -> Any:
-            return next(y for y in changes if not isinstance(y, optax.MaskedNode)).reshape(x.shape)
-
-        changed = jax.tree.map(whole, updates, *(changes for changes, _ in new.values()))
-        return changed, {name: moments for name, (_, moments) in new.items()}
-
-    return optax.GradientTransformation(init, apply)
-
-
-def _declarations(declared: Tree) -> list[Parameter]:
-    return jax.tree.leaves(declared, is_leaf=is_parameter)
-
-
-def _stacked(update: optax.GradientTransformation, num_dims: int) -> optax.GradientTransformation:
-    """Wrap `update` to see each part of arrays with `num_dims` leading dims more."""
-    for _ in range(num_dims):
-        update = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
-    return update
+def parameters_by_path(declared: Tree) -> dict[str, Parameter]:
+    """Return the declarations of parameters by their paths in the tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
+    return {jax.tree_util.keystr(path): parameter for path, parameter in leaves}
 
 
 def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
     """Return the shardings of an optimizer's state, given the state's shapes.
 
     An array whose path ends with a parameter's path is that parameter's moment. A moment of the parameter's
-    shape has its sharding. A moment of its matrices' rows or columns is sharded as these are. Arrays that
-    belong to no parameter (step counts) or keep none of its dims are replicated. Of layers that stages share,
-    every array with a number for each layer is sharded over `stage`, as a checkpoint expects.
+    shape has its sharding, and so have the codes of a moment in eight bits. A moment of its matrices' rows or
+    columns is sharded as these are, and so are the scales of blocks. Arrays that belong to no parameter (step
+    counts) or keep none of its dims are replicated. Of layers that stages share, every array with a number
+    for each layer is sharded over `stage`, as a checkpoint expects.
     """
-    parameters = {
-        jax.tree_util.keystr(path): parameter
-        for path, parameter in jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
-    }
-
+    parameters = parameters_by_path(declared)
     stacks = (
         (p.shape[: p.dims.index("layers") + 1], p.dims[: p.dims.index("layers") + 1])
         for p in parameters.values()
@@ -308,20 +128,32 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
     )
     layers = {shape: parameter_spec(dims, mesh) for shape, dims in stacks if axis_size(mesh, "stage") > 1}
 
-    def sharding(path: tuple[Any, ...], moment: jax.ShapeDtypeStruct) -> NamedSharding:
-        tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
-        owner = next((tail for tail in tails if tail in parameters), None)
-        if owner is None:
+    def sharding(path: tuple[Any, ...], moment: Any) -> Any:
+        if (owned := owner_of(path, parameters)) is None:
             spec = next((spec for shape, spec in layers.items() if moment.shape[: len(shape)] == shape), ())
             return NamedSharding(mesh, PartitionSpec(*spec))
-        name = jax.tree_util.keystr(path).removesuffix(owner).rpartition(".")[2]
-        parameter = parameters[owner]
+        name, parameter = owned
         spec = parameter_spec(parameter.dims, mesh, zero1, parameter.shape)
+        if is_eight_bits(moment):
+            scales = NamedSharding(mesh, _spec_of_scales(parameter, spec, mesh))
+            return EightBits(codes=NamedSharding(mesh, spec), scales=scales)
         if moment.shape != parameter.shape:
-            spec = _spec_of_sides(name, moment.shape, parameter, spec)
+            spec = _spec_of_sides(name.rpartition(".")[2], moment.shape, parameter, spec)
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(sharding, state)
+    return jax.tree_util.tree_map_with_path(sharding, state, is_leaf=is_eight_bits)
+
+
+def _spec_of_scales(parameter: Parameter, spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """Return the PartitionSpec of the scales of a parameter's moment: as its dims, where blocks divide."""
+    blocks = blocks_of(parameter)
+    assert blocks is not None, parameter
+    padded = (*spec, *(None for _ in parameter.shape[len(spec) :]))
+    entries = [merged_entry(side, PartitionSpec(*padded)) for side in blocks.dims.sides]
+    axes = axes_of(entries[blocks.side])
+    if blocks.scales_shape[blocks.side] % math.prod(axis_size(mesh, axis) for axis in axes):
+        entries[blocks.side] = None
+    return PartitionSpec(*entries)
 
 
 def _spec_of_sides(
@@ -343,13 +175,4 @@ def _spec_of_sides(
     if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
         of_layers = "layers" in parameter.dims and "stage" in spec
         return PartitionSpec(*spec[: spec.index("stage") + 1]) if of_layers else PartitionSpec()
-    return PartitionSpec(*(_of_merged(side, spec) for side in kept))
-
-
-def _of_merged(side: tuple[int, ...], spec: PartitionSpec) -> Any:
-    """Return the axes that shard several merged dims, or None if a dim other than the first is sharded.
-
-    Only the first dim's shards are contiguous in the merged dim.
-    """
-    axes, *others = (spec[dim] for dim in side)
-    return axes if all(other is None for other in others) else None
+    return PartitionSpec(*(merged_entry(side, spec) for side in kept))

@@ -40,6 +40,8 @@ from meshwright.sharding import AnyMesh, activation_spec, axis_size, on_each_dev
 from meshwright.trainer.models import RESIDUAL, Context
 from meshwright.trainer.models.loss import LEFT_OUT, with_positions
 
+from ._first_layers import NAME as FIRST_LAYERS
+from ._first_layers import FirstLayers
 from ._gradients import without_axes
 from ._pipeline_schedule import Schedule, Segment, Table, Work
 
@@ -129,6 +131,10 @@ class Staged(Protocol):
         """Return the arrays of a batch that all layers use; None if there are none."""
         ...
 
+    def first_layers(self, parameters: Tree, x: Array, used: Tree, context: Context) -> Array:
+        """Apply the layers before those that stages share, if there are parameters of such."""
+        ...
+
     def apply_group(
         self, layers: list[Tree], x: Array, used: Tree, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Tree]:
@@ -175,6 +181,7 @@ class _Pass(NamedTuple):
 class _Carry(NamedTuple):
     """The values carried from tick to tick."""
 
+    entries: Any  # of the first layers (`FirstLayers`); None without them
     x: Array  # input of the next forward pass, from the previous stage
     embedded: Array  # the next microbatch that the first stage begins with
     d_y: Array  # gradient of the output of the next backward pass, from the next stage
@@ -236,6 +243,7 @@ class Stage:
         self.is_padded = ticks.num_padded_layers > ticks.num_layers
         # With one group of layers, a tick's backward pass has read its slot before the forward pass writes.
         self.schedule = Schedule(self.ticks, reads_first=self.num_groups == 1)
+        self.first_layers = FirstLayers(self, AXIS) if FIRST_LAYERS in parameters else None
         self.saved: _Saved
 
     # What belongs to a tick
@@ -417,28 +425,42 @@ class Stage:
         with held_as("forward_temporaries"):
             return self.model.embed(self.parameters, *self.microbatch(number))
 
+    def entered(self, entries: Any, number: Array) -> Array:
+        """Return a microbatch as the first of the layers that stages share begins with it."""
+        return (
+            self.embedded(number) if self.first_layers is None else self.first_layers.entered(entries, number)
+        )
+
     def begun(self, carry: _Carry, tick: Array) -> _Carry:
         """Begin a microbatch on the first stage, and embed the next one, whose messages overlap this tick."""
         number = self.pass_of(self.schedule.forward, tick, 0).microbatch
         with held_as("collective_staging"):
             x = jnp.where(self.is_first, carry.embedded, carry.x)
-        return carry._replace(
-            x=x, embedded=self.embedded(jnp.minimum(number + 1, self.ticks.num_microbatches - 1))
-        )
+        following = jnp.minimum(number + 1, self.ticks.num_microbatches - 1)
+        return carry._replace(x=x, embedded=self.entered(carry.entries, following))
 
     def embedding_gradient(self, carry: _Carry, tick: Array) -> _Carry:
         """Add the embedding's gradient of the backward pass that the first stage did in the tick before."""
         its = self.pass_of(self.schedule.backward, tick - 1, 0)
-        part, context = self.microbatch(its.microbatch)
         d_x = jnp.where(self.is_first & its.exists, carry.d_x, 0)
+        if self.first_layers is None:
+            return carry._replace(gradient=self.with_embedding(carry.gradient, its.microbatch, d_x))
+        # With several chunks this tick may have had no microbatch's first layer.
+        exists = its.exists & (its.chunk == 0)
+        entries = self.first_layers.returned(carry.entries, its.microbatch, d_x, exists)
+        return carry._replace(entries=entries)
+
+    def with_embedding(self, gradient: Tree, number: Array, d_x: Array) -> Tree:
+        """Return `gradient` with the embedding's of a microbatch added; `d_x` is a part of its output's."""
+        part, context = self.microbatch(number)
         others = self.widened(_shared(self.parameters))
         table = {"embedding": others.pop("embedding")}
 
         def embed(others: Tree, sums: Tree) -> Array:
             return self.model.embed({**others, **table}, part, replace(context, sums=sums))
 
-        more, sums = jax.vjp(embed, others, {"embedding": carry.gradient["embedding"]})[1](d_x)
-        return carry._replace(gradient=self.added({**carry.gradient, **sums}, more))
+        more, sums = jax.vjp(embed, others, {"embedding": gradient["embedding"]})[1](d_x)
+        return self.added({**gradient, **sums}, more)
 
     def head_pass(self, carry: _Carry, tick: Array, scale: Array) -> _Carry:
         """Add the loss of the last stage's output for a backward tick, and start its gradient there."""
@@ -494,8 +516,11 @@ class Stage:
                 for ticks, more in zip((forward, backward), segment.num_passes, strict=True)
             )
         carry = self.embedding_gradient(carry, jnp.int32(backward))
+        gradient = carry.gradient
+        if self.first_layers is not None:
+            gradient = self.first_layers.gradient(carry.entries, gradient)
         mean = lambda x: x / self.ticks.num_microbatches  # noqa: E731
-        return self.mean(carry.totals), jax.tree.map(mean, carry.gradient)
+        return self.mean(carry.totals), jax.tree.map(mean, gradient)
 
     def run(self, segment: Segment, carry: _Carry, begin: tuple[int, int], scale: Array) -> _Carry:
         """Run the ticks of a segment, which begins with these forward and backward ticks."""
@@ -558,9 +583,16 @@ class Stage:
             slots.append(jnp.broadcast_to(zero, (*in_slots, *leaf.shape)))
         waiting = self.ticks.num_microbatches + 1 if self.is_gpipe else 1
         outputs = jnp.zeros((waiting, *x.shape), x.dtype)
-        gradient = jax.tree.map(lambda p, f: jnp.zeros(p.shape, f), self.parameters, self.formats)
-        embedded = self.embedded(jnp.int32(0))
-        return _Carry(x, embedded, x, outputs, x, slots, totals, self.pinned(gradient, self.shardings))
+        names = [name for name in self.parameters if name != FIRST_LAYERS]  # theirs comes after the ticks
+        parameters, formats, shardings = (
+            {name: tree[name] for name in names} for tree in (self.parameters, self.formats, self.shardings)
+        )
+        gradient = self.pinned(
+            jax.tree.map(lambda p, f: jnp.zeros(p.shape, f), parameters, formats), shardings
+        )
+        entries = None if self.first_layers is None else self.first_layers.entries()
+        embedded = self.entered(entries, jnp.int32(0))
+        return _Carry(entries, x, embedded, x, outputs, x, slots, totals, gradient)
 
     def zeros(self) -> tuple[Array, Totals]:
         """Return zeros in the shapes of a message between stages and of the totals."""
@@ -592,6 +624,7 @@ class Stage:
 
     def evaluate(self) -> Totals:
         """Run forward ticks only; return the batch's loss and figures."""
+        entries = None if self.first_layers is None else self.first_layers.entries()
 
         def one(carry: tuple[Array, Totals], tick: Array) -> tuple[tuple[Array, Totals], None]:
             x, totals = carry
@@ -600,7 +633,9 @@ class Stage:
             )
             embeds = first.exists & (first.chunk == 0)
             x = lax.cond(
-                embeds, lambda: jnp.where(self.is_first, self.embedded(first.microbatch), x), lambda: x
+                embeds,
+                lambda: jnp.where(self.is_first, self.entered(entries, first.microbatch), x),
+                lambda: x,
             )
 
             def group(carry: tuple[Array, Totals], number: Array) -> tuple[tuple[Array, Totals], None]:
@@ -623,8 +658,8 @@ class Stage:
 
 
 def _shared(tree: Tree) -> Tree:
-    """Return all entries but the layers: those that every stage holds."""
-    return {name: part for name, part in tree.items() if name != "layers"}
+    """Return all entries but layers: those of embedding, head and last norm, which every stage holds."""
+    return {name: part for name, part in tree.items() if name not in ("layers", FIRST_LAYERS)}
 
 
 def _stored(slots: Array, value: Array, slot: Array, group: Array) -> Array:

@@ -7,16 +7,19 @@ random number of 16 bits is added to them, and they are cut off: the carry round
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from meshwright.config import StateConfig
+from meshwright.config import RunConfig, StateConfig
 from meshwright.trainer.models import Parameter, is_parameter
 
-from ._optimizer import is_matrix
+from ._eight_bits import Blocks, blocks_of, decoded, encoded
+from ._matrices import is_matrix
+from ._optimizer import owner_of, parameters_by_path
 
 Tree = Any
 CUT = 0xFFFF_0000  # the bits of a float32 that a bfloat16 keeps
@@ -24,24 +27,95 @@ OF_ROUNDING = 2**32 - 1  # folded into a step's key; microbatches fold in their 
 
 
 def kept_parameters(formats: StateConfig, declared: Tree, parameters: Tree) -> Tree:
-    """Return float32 parameters in the formats in which a new run keeps them.
+    """Return the parts of a new run's state that hold its parameters: `parameters`, and perhaps `master`.
 
-    Matrices and tables are rounded. Norms, biases and parameters with `Parameter.wide` stay as they are.
+    Matrices and tables are rounded. Norms, biases and parameters with `Parameter.wide` stay in float32.
     """
     if formats.parameters == "fp32":
-        return parameters
+        return {"parameters": parameters}
 
     def one(declared: Parameter, x: Array) -> Array:
         return x.astype(jnp.bfloat16) if is_matrix(declared) and not declared.wide else x
 
-    return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
+    kept = jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
+    return {"parameters": kept} if formats.master == "none" else split_master(kept, parameters)
 
 
-def kept_moments(formats: StateConfig, moments: Tree) -> Tree:
-    """Return an optimizer's new state in the formats in which it is kept; scalars stay as they are."""
-    if formats.moments == "fp32":
-        return moments
-    return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 and x.ndim else x, moments)
+def split_master(kept: Tree, parameters: Tree) -> Tree:
+    """Return `parameters` in the formats of `kept`, and as `master` those that it has in another format.
+
+    The master has None in the place of the others.
+    """
+    return {
+        "parameters": jax.tree.map(lambda old, x: x.astype(old.dtype), kept, parameters),
+        "master": jax.tree.map(lambda old, x: None if old.dtype == x.dtype else x, kept, parameters),
+    }
+
+
+def with_master(parameters: Tree, master: Tree | None) -> Tree:
+    """Return the parameters, and in place of those that have a master copy that copy."""
+    if master is None:
+        return parameters
+    pick = lambda copy, x: x if copy is None else copy  # noqa: E731
+    return jax.tree.map(pick, master, parameters, is_leaf=lambda x: x is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MomentFormats:
+    """The formats in which a run keeps the arrays of its optimizer's state.
+
+    `kept` has a `_Kept` for each array of the state, and the structure of what `optimizer.init` returns.
+    Counts of steps, constants and the sums of rows and columns stay as they are in eight bits.
+    """
+
+    kept: Tree
+
+    def narrowed(self, state: Tree) -> Tree:
+        """Return an optimizer's new state in the formats in which it is kept, rounded to nearest."""
+        return jax.tree.map(lambda kept, x: kept.narrow(x), self.kept, state)
+
+    def widened(self, state: Tree) -> Tree:
+        """Return a state as the optimizer reads it: moments in float32."""
+        return jax.tree.map(lambda kept, x: kept.wide(x), self.kept, state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The format of one array; `blocks` of a moment in eight bits, None for the others."""
+
+    is_bf16: bool = False
+    signed: bool = True
+    blocks: Blocks | None = None
+
+    def narrow(self, x: Array) -> Any:
+        if self.blocks is not None:
+            return encoded(x, self.blocks, signed=self.signed)
+        return x.astype(jnp.bfloat16) if self.is_bf16 else x
+
+    def wide(self, x: Any) -> Array:
+        if self.blocks is not None:
+            return decoded(x, self.blocks, signed=self.signed)
+        return x.astype(jnp.float32) if self.is_bf16 else x
+
+
+def formats_of_moments(config: RunConfig, declared: Tree, optimizer: Any) -> MomentFormats:
+    """Return the formats of the optimizer's state, given the declarations of its parameters."""
+    signs = {moment.name: moment.signed for moment in config.optimizer.moments()}
+    parameters, formats = parameters_by_path(declared), config.state.moments
+    shapes = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), declared, is_leaf=is_parameter
+    )
+
+    def one(path: tuple[Any, ...], x: Any) -> _Kept:
+        owned = owner_of(path, parameters)
+        if owned is None or owned[0] not in signs or not x.ndim:
+            return _Kept()
+        name, parameter = owned
+        if formats == "8bit" and x.shape == parameter.shape:
+            return _Kept(signed=signs[name], blocks=blocks_of(parameter))
+        return _Kept(is_bf16=formats == "bf16")
+
+    return MomentFormats(kept=jax.tree_util.tree_map_with_path(one, jax.eval_shape(optimizer.init, shapes)))
 
 
 def widened(tree: Tree) -> Tree:

@@ -1,0 +1,131 @@
+"""What others' software runs for a layer of experts: counts by hand, and rules that a recipe turns on."""
+
+import sys
+from dataclasses import replace
+from math import comb
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from _published_grouped import (
+    Kernels,
+    experts_bytes,
+    grouped_seconds,
+    grouped_share,
+    launch_seconds,
+    layer_bytes,
+)
+from _published_sizes import Sizes
+from _published_stacks import Stack, seconds_of_experts
+
+from meshwright.config import load_config
+from meshwright.hardware import Fleet
+from meshwright.predict import machine_of
+
+
+def sizes(layout: str = "expert=8", *overrides: str) -> Sizes:
+    batch = ("batch.sequences=64", "batch.sequence_length=4096", "batch.microbatch_sequences=1")
+    run = load_config("Qwen/Qwen3-30B-A3B", [f"layout={layout}", *batch, "precision=fp8", *overrides])
+    return Sizes.of(run)
+
+
+MACHINE = machine_of(Fleet.parse("8xGB200"), None)
+
+
+@pytest.mark.parametrize(
+    ("chip", "width", "share"),
+    [
+        ("H100", 768, 0.45),
+        ("H100", 14336, 0.82),
+        ("GB300", 1536, 0.61),
+        ("H100", 100, 0.45),
+        ("A100-80GB", 768, None),
+    ],
+)
+def test_a_narrow_expert_reaches_less_and_an_unknown_chip_nothing(chip, width, share):
+    assert grouped_share(chip, width) == share
+
+
+def test_between_measured_widths_the_share_lies_between_theirs():
+    shares = [grouped_share("GB200", width) for width in (768, 1024, 1536, 2048, 14336)]
+    assert shares == sorted(shares)
+
+
+def test_a_replica_is_each_device_of_experts_and_holds_its_share_of_them():
+    found = sizes()
+    assert (found.replicas, found.microbatches, found.experts_apart) == (8, 8, 8)
+    # By hand: queries, keys and values, the output; a router; 16 of 128 experts of three matrices.
+    attention = 2048 * (4096 + 2 * 512) + 4096 * 2048
+    assert found.weights == attention + 2048 * 128 + 16 * 3 * 2048 * 768
+
+
+def test_a_layers_bytes_are_those_of_its_kernels_by_hand():
+    width, queries, keys, hidden = 2048, 4096, 512, 768
+    once = 48 * width + 12 * queries + 16 * keys + 12 * (queries + keys)
+    rows, activations = 2 * 14 * 8 * width, 16 * 8 * hidden
+    assert layer_bytes(sizes(), Kernels()) == once + rows + activations
+    narrow = layer_bytes(sizes(), Kernels(eight_bits=True, fused=True))
+    assert narrow == once + rows + 8 * 8 * width + 12 * width
+    assert experts_bytes(sizes(), Kernels()) == rows + activations
+    # Sent once to 8 devices: each holds one of eight chosen of 128 experts with a probability of 0.667.
+    reached = 8 * (1 - comb(112, 8) / comb(128, 8))
+    by_once = experts_bytes(sizes(), Kernels(sends_once=True))
+    assert by_once == pytest.approx(2 * (6 * 8 + 2 * reached) * width + activations)
+
+
+def test_grouped_products_are_never_faster_than_ours_and_narrow_ones_slower():
+    many = sizes("expert=8", "batch.microbatch_sequences=8")
+    measured, ours = grouped_seconds(many, MACHINE, eight_bits=True)
+    flops = 3 * 3 * 2 * 8 * 4096 * 8 * 2048 * 768
+    assert measured == pytest.approx(flops / (0.365 * MACHINE.peak_flops_per_second["fp8-e4m3"]))
+    assert measured > ours
+    wide = sizes("expert=8", "model.mlp_dim=12288")
+    assert (
+        grouped_seconds(wide, MACHINE, eight_bits=True)[0]
+        == grouped_seconds(wide, MACHINE, eight_bits=True)[1]
+    )
+
+
+MESSAGES = {"all-to-all[expert]": 2.0}
+EXPOSED = {"all-to-all[expert]": 1.5, "attention": 1.0, "matmul": 3.0}
+GROUPED = Stack(name="theirs", groups_products=True)
+
+
+def added(stack: Stack, of: Sizes | None = None) -> dict[str, float]:
+    return seconds_of_experts(stack, "fp8", of or sizes(), MACHINE, EXPOSED, MESSAGES)
+
+
+def test_a_stack_without_rules_of_experts_and_a_model_without_experts_add_nothing():
+    assert added(Stack(name="ours")) == {}
+    dense = Sizes.of(load_config("llama3-8b", ["layout=data=8"]))
+    assert added(GROUPED, dense) == {}
+
+
+def test_messages_beside_products_leave_what_their_multiprocessors_would_have_multiplied():
+    found = added(replace(GROUPED, overlaps_experts=True))["experts' messages beside products"]
+    assert found == pytest.approx(2.0 * 32 / MACHINE.num_sms - 1.5)
+    hidden = seconds_of_experts(
+        replace(GROUPED, overlaps_experts=True), "fp8", sizes(), MACHINE, {"attention": 1.0}, MESSAGES
+    )
+    assert hidden["experts' messages beside products"] == 0.0, "our program waits for none of them"
+
+
+def test_experts_take_what_their_launches_take_where_the_host_is_slower():
+    launches, few = "launches that a dispatch waits for", sizes()
+    one, router, whole = (added(replace(GROUPED, graphs=graphs), few) for graphs in ("", "router", "whole"))
+    device = grouped_seconds(few, MACHINE, eight_bits=True)[0]
+    device += 4096 * experts_bytes(few, Kernels(eight_bits=True)) / (0.85 * MACHINE.memory_bytes_per_second)
+    assert launch_seconds(few) == pytest.approx(16 * 22 * 15e-6)
+    assert router[launches] == pytest.approx(few.layers * few.ticks * (launch_seconds(few) - device))
+    assert one[launches] > router[launches]
+    assert launches not in whole
+    assert launches not in added(replace(GROUPED, waits_for_counts=False))
+    assert whole["what experts save copied to pages"] > 0
+    many = sizes("expert=64", "batch.microbatch_sequences=8", "batch.sequences=512")
+    assert added(replace(GROUPED, graphs="router"), many)[launches] == 0
+
+
+def test_attention_in_eight_bits_is_faster():
+    assert added(replace(GROUPED, narrow_attention=True))["attention in 8 bits"] == pytest.approx(-0.16)

@@ -1,0 +1,85 @@
+"""What is predicted of experts: their load, and a dispatch that sends a token once to a host."""
+
+import itertools
+
+import pytest
+
+import meshwright as mw
+from meshwright.compiler import Routing
+from meshwright.errors import InputError
+from meshwright.predict import copies_once
+
+SMALL = ("model.num_layers=1", "batch.sequences=16")
+
+
+def weighed(*overrides: str, on: str = "8xH100", layout: str = "data=2,expert=4") -> mw.Weighing:
+    return mw.weigh("bytes-moe", on=on, layout=layout, overrides=[*SMALL, *overrides])
+
+
+@pytest.fixture(scope="module")
+def balanced() -> mw.Weighing:
+    return weighed()
+
+
+def slices(weighing: mw.Weighing) -> dict[str, float]:
+    assert weighing.prediction is not None
+    return {part.name: part.seconds for part in weighing.prediction.slices}
+
+
+def test_a_load_multiplies_the_experts_messages_and_their_products_alone(balanced):
+    loaded = weighed("model.expert_load=3")
+    before, after = slices(balanced), slices(loaded)
+    assert after["all-to-all[expert]"] == pytest.approx(3 * before["all-to-all[expert]"])
+    assert before["matmul"] < after["matmul"] < 3 * before["matmul"], "attention's and the head's are others"
+    others = {name for name in before if name not in ("all-to-all[expert]", "matmul", "memory-bound")}
+    assert {name: after[name] for name in others} == {name: before[name] for name in others}
+    assert after["memory-bound"] >= before["memory-bound"]
+    assert loaded.ledger.flops == balanced.ledger.flops, "the program is the same"
+    assert loaded.compiled.fingerprint == balanced.compiled.fingerprint
+
+
+def test_a_load_takes_memory_and_the_ledger_says_what_is_assumed(balanced):
+    found = {load: weighed(f"model.expert_load={load}").ledger for load in ("2", "3")}
+    more = {load: found[load].memory.by_category["expert_load"] for load in found}
+    assert more["2"] > 0
+    assert more["3"] == pytest.approx(2 * more["2"], abs=1)
+    memory = found["2"].memory
+    assert memory.reserved_bytes == balanced.ledger.memory.reserved_bytes + more["2"]
+    assert sum(memory.by_category.values()) == memory.reserved_bytes
+    assert any("model.expert_load = 1.0" in words for words in balanced.ledger.assumptions)
+    assert any("2 times the mean" in words for words in found["2"].assumptions)
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "words"),
+    [("bytes-moe", "0.9", "expected at least 1"), ("bytes-nano", "1.5", "has no effect without")],
+)
+def test_a_load_that_cannot_be_is_refused(name, load, words):
+    with pytest.raises(InputError, match=words):
+        mw.weigh(name, on="8xH100", overrides=[f"model.expert_load={load}"])
+
+
+@pytest.mark.parametrize(("domains", "members"), [(1, 4), (2, 2), (4, 1)])
+def test_copies_are_those_of_every_choice_counted(domains, members):
+    experts, chosen, devices = 8, 3, domains * members
+    choices = list(itertools.combinations(range(experts), chosen))
+    crossing = forwarded = 0
+    for choice in choices:
+        found = {expert * devices // experts for expert in choice}
+        hosts = {device // members for device in found}
+        crossing += len(hosts - {0})  # the token is of the first device
+        # A row arrives on the device of each host that has the sender's place, and goes on from there.
+        forwarded += sum(device % members != 0 for device in found)
+    inside, between = copies_once(Routing(num_experts=experts, num_chosen=chosen), domains, members)
+    assert between == pytest.approx(crossing / len(choices))
+    assert inside == pytest.approx(forwarded / len(choices))
+
+
+def test_across_hosts_a_dispatch_once_a_host_is_a_bound_of_what_helps():
+    wide = ("model.embed_dim=1024", "model.num_experts=16", "model.experts_per_token=8")
+    across = weighed("batch.sequences=256", *wide, on="2x2xH100", layout="expert=4").prediction
+    assert across is not None
+    (found,) = (help_ for help_ in across.what_helps if "once to each host" in help_.what)
+    whole = next(help_ for help_ in across.what_helps if help_.what.endswith("collectives over expert"))
+    assert 0 < found.saving_seconds < whole.saving_seconds
+    assert not found.change
