@@ -17,6 +17,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # jax 0.12 announces the end of its Triton kernels
     from jax.experimental.pallas import triton
     from jax.experimental.pallas.ops.gpu import attention as triton_attention
+from jax.experimental.pallas import mosaic_gpu
+from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
 from jax.experimental.pallas.ops.tpu import flash_attention
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
@@ -292,3 +294,27 @@ def test_a_plan_counts_by_the_rules_of_its_step(tmp_path, monkeypatch, forked_wo
     (tmp_path / "rules.py").write_text(RULES.format(flops=7000))
     made = mw.plan(mw.jax_step("outside:program", rules="rules.py"), on="1xH100", budget_seconds=1)
     assert [each.model_flops for each in made.candidates if not each.failed] == [7000]
+
+
+def test_jaxs_grouped_product_for_gpus_is_what_it_is():
+    """A kernel of Pallas' Mosaic for GPUs, whose own code divides the work among warps."""
+    blocks = {"block_m": 128, "block_n": 128, "block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 8}
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((4096, 512), (16, 512, 256))]
+    sizes = jax.ShapeDtypeStruct((16,), jnp.int32)
+    product = lambda x, w, sizes: ragged_dot_mgpu.ragged_dot(x, w, group_sizes=sizes, **blocks)  # noqa: E731
+    flops = counted(product, *shapes, sizes, platform="cuda")
+    assert executed(flops) == model(flops) == 2 * 4096 * 512 * 256
+    assert not flops.unpriced
+
+
+def test_a_kernel_of_mosaic_is_counted_by_its_rule_and_unpriced_without_one():
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...]
+
+    x = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    kernel = mosaic_gpu.kernel(body, out_type=x, grid=(4,), grid_names=("block",), kernel_name="mine")
+    (words,) = counted(kernel, x, platform="cuda").unpriced
+    assert "mpmd_map mine" in words
+    assert "no cost_estimate and no rule" in words
+    mw.register_kernel("mine", lambda call: mw.KernelFlops(model=call.grid[0] * call.operands[0][1][1]))
+    assert model(counted(kernel, x, platform="cuda")) == 4 * 128

@@ -40,7 +40,7 @@ from meshwright.hlo import expected_trips, module_of, phase_of, place_of_frames,
 
 from ._grid import Undecided, scan_sizes
 from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
-from ._traced_kernels import FOREIGN, PALLAS, kernel_of, name_of
+from ._traced_kernels import FOREIGN, MAPPED, PALLAS, kernel_of, name_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -333,6 +333,7 @@ class _Counter:
             LINEAR_SOLVE: self._linear_solve,
             PALLAS: self._kernel,
             FOREIGN: self._kernel,
+            MAPPED: self._kernel,
         }
 
     def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction, known: _Known) -> None:

@@ -38,6 +38,8 @@ FORMATS = {
 }  # fmt: skip
 _TYPES = {"bool": "pred", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
 PALLAS, FOREIGN = "pallas_call", "ffi_call"
+MAPPED = "mpmd_map"
+"""The primitive of kernels in Pallas' Mosaic for GPUs, whose warps divide the work by code of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ def kernel_of(eqn: Any, known: Mapping[Any, Any], free: frozenset[str], dot: Cal
     if eqn.primitive.name == FOREIGN:
         raise Undecided("no rule is registered for it")
     estimate = eqn.params.get("cost_estimate")
+    if eqn.primitive.name == MAPPED:
+        return _mapped(call, eqn, estimate)
     try:
         body = _body(eqn, known, free, dot)
     except Undecided as unknown:
@@ -115,13 +119,50 @@ def kernel_of(eqn: Any, known: Mapping[Any, Any], free: frozenset[str], dot: Cal
     return dataclasses.replace(made, notes=tuple(dict.fromkeys(body.notes)))
 
 
+def _mapped(call: KernelCall, eqn: Any, estimate: Any) -> Counted:
+    """Count a kernel whose body says nothing: by its estimate, or as a grouped product by its arrays.
+
+    Raises:
+        Undecided: it is another, and has no estimate.
+    """
+    if estimate is not None:
+        flops = int(estimate.flops)
+        return _counted(call, eqn, flops, 0, flops, source="its cost_estimate")
+    if (flops := _ragged(call)) is not None:
+        source = "the products of each row with one matrix, as its arrays are those of a grouped product"
+        return _counted(call, eqn, flops, 0, flops, source=source)
+    raise Undecided("its warps divide the work by code of their own, and it has no cost_estimate and no rule")
+
+
+def _ragged(call: KernelCall) -> int | None:
+    """Return the FLOPs of a grouped product of ragged rows; None if the arrays are not those of one.
+
+    Taken are the numbers of rows [groups], and rows [m, k] and matrices [groups, k, n], in either order of
+    the last two, for [m, n]; or rows [k, m] and [k, n] for [groups, m, n], as JAX's `ragged_dot_mgpu` does.
+    """
+    (_, result), *_ = call.results
+    shapes = [shape for _, shape in call.operands]
+    if len(shapes) != 3 or len(shapes[0]) != 1 or call.operands[0][0] != "s32":
+        return None
+    (groups,), rows, other = shapes
+    if len(rows) == len(result) == 2 and len(other) == 3:
+        sides = sorted((rows[1], result[1]))
+        is_product = other[0] == groups and sorted(other[1:]) == sides and rows[0] == result[0]
+    else:
+        is_product = (
+            len(rows) == len(other) == 2 and result == (groups, rows[1], other[1]) and rows[0] == other[0]
+        )
+    return 2 * math.prod(rows) * result[-1] if is_product else None
+
+
 def _call(eqn: Any) -> KernelCall:
     arrays = [v.aval for v in eqn.invars if getattr(v.aval, "shape", None) is not None]
     results = tuple(_shape(v.aval) for v in eqn.outvars)
     operands = tuple(map(_shape, arrays))
     if eqn.primitive.name == FOREIGN:
         return KernelCall(name=eqn.params["target_name"], operands=operands, results=results)
-    grid = tuple(size if isinstance(size, int) else None for size in eqn.params["grid_mapping"].grid)
+    sizes = eqn.params["meshes"][0].grid if eqn.primitive.name == MAPPED else eqn.params["grid_mapping"].grid
+    grid = tuple(size if isinstance(size, int) else None for size in sizes)
     return KernelCall(name=name_of(eqn), operands=operands, results=results, grid=grid)
 
 
@@ -129,6 +170,8 @@ def name_of(eqn: Any) -> str:
     """Return a kernel's own name, or its function's name if it has none."""
     if eqn.primitive.name == FOREIGN:
         return eqn.params["target_name"]
+    if eqn.primitive.name == MAPPED:
+        return eqn.params["meshes"][0].kernel_name or eqn.params["name"]
     function, _, place = (eqn.params["jaxpr"].debug_info.func_src_info or "").partition(" at ")
     if function == "kernel":  # half of all kernels: the file says more
         function = Path(place.rpartition(":")[0]).stem or function

@@ -303,5 +303,5 @@ def _balance(probabilities: Array, chosen: Array, is_kept: Array, context: Conte
     return Balance(
         loss=num_experts * jnp.sum(choices / num_tokens * (probability / num_tokens)),
         load=num_experts * jnp.max(choices) / (num_tokens * num_choices),
-        dropped=1.0 - kept / (num_tokens * num_choices),
+        dropped=(num_tokens * num_choices - kept) / (num_tokens * num_choices),
     )
