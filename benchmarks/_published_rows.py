@@ -412,7 +412,7 @@ def _with_experts(row: Row, notes: list[str]) -> dict[str, object]:
     """Return the architecture of a row of experts, its vocabulary padded and its loss in chunks."""
     length = _number(row, "seq_len", "sequence length")
     model = model_of_experts(row, notes)
-    if _count(row, "pp") > 1 and model.pop("num_dense_layers", 0):
+    if _count(row, "vp") > 1 and model.pop("num_dense_layers", 0):
         model.pop("dense_mlp_dim")
         notes.append("its dense first layers taken as layers of experts, which multiply as much")
     stages, chunks = _count(row, "pp"), _count(row, "vp")

@@ -111,8 +111,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tpus", action="store_true", help="rows on TPUs, and no others (needs libtpu)")
     parser.add_argument("--sample", type=int, help="draw so many rows")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    words = "take our programs' seconds from this record, and compile only the rows that it lacks"
-    parser.add_argument("--again", type=Path, metavar="RECORD", help=words)
+    words = "take our programs' seconds from this record, and compile only other rows; may be repeated"
+    parser.add_argument("--again", type=Path, metavar="RECORD", action="append", default=[], help=words)
     parser.add_argument("--jobs", type=int, default=1, help="compile so many at once")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--list", action="store_true", help="print the rows' ids, and score nothing")
@@ -234,8 +234,9 @@ def main() -> None:
 
 def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
     """Predict rows beside what was measured, print that, and write the record if asked."""
-    known = tomllib.loads(asked.again.read_text()) if asked.again else {}
-    scored = scored_from(known["row"], rows, asked.jobs) if known else scored_now(rows, asked.jobs)
+    known = {path.name: tomllib.loads(path.read_text()) for path in asked.again}
+    rows_known = [row for record in known.values() for row in record["row"]]
+    scored = scored_from(rows_known, rows, asked.jobs)
     summary = summary_of(scored)
     answer = {"schema": SCHEMA, "rows": scored, "inexpressible": others, "summary": summary}
     print(json.dumps(answer, indent=1)) if asked.json else print_table(scored, others, summary)
@@ -244,9 +245,8 @@ def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[st
         if known:
             why = "the models of stacks were computed again; our programs' seconds are those of that record"
             facts["carried"] = {
-                "commit": known["commit"],
-                "record": asked.again.name,
-                "rows": len({row["id"] for row in scored} & {row["id"] for row in known["row"]}),
+                "commits": {name: record["commit"] for name, record in known.items()},
+                "rows": len({row["id"] for row in scored} & {row["id"] for row in rows_known}),
                 "why": why,
             }
         write_record(

@@ -221,10 +221,11 @@ def test_a_predicted_token_is_a_layer_more():
     assert express({**row, "model": "DeepSeekV3 (w/o MTP)"}).config.model.num_layers == 61
     piped = {**row, "pp": "2", "ep": "32", "dp": "32"}
     found = express(piped)
-    assert (found.config.model.num_layers, found.config.model.num_dense_layers) == (62, 0)
-    assert "its dense first layers taken as layers of experts" in " ".join(found.notes)
-    in_chunks = express({**piped, "vp": "8"}).config
-    assert (in_chunks.model.num_layers, in_chunks.pipeline_chunks) == (64, 8)
+    assert (found.config.model.num_layers, found.config.model.num_dense_layers) == (62, 3)
+    in_chunks = express({**piped, "vp": "8"})
+    assert (in_chunks.config.model.num_layers, in_chunks.config.pipeline_chunks) == (64, 8)
+    assert in_chunks.config.model.num_dense_layers == 0
+    assert "its dense first layers taken as layers of experts" in " ".join(in_chunks.notes)
 
 
 @pytest.mark.parametrize(

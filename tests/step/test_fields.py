@@ -122,6 +122,7 @@ PROGRAM = {
     "model.transformer.router_normalised": (ROUTED, "model.router_normalised=false"),
     "model.transformer.router_scale": (ROUTED, "model.router_scale=2.5"),
     "model.transformer.router_bias": (ROUTED, "model.router_bias=true"),
+    "model.transformer.router_bias_rate": ((*ROUTED, "model.router_bias=true"), "model.router_bias_rate=0.1"),
     "model.transformer.router_groups": (ROUTED, *GROUPS[3:]),
     "model.transformer.router_groups_chosen": (GROUPS, "model.router_groups_chosen=2"),
     "optimizer.adamw.kind": (NANO, *SGD[2:]),

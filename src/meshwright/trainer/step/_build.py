@@ -55,6 +55,7 @@ from meshwright.trainer.models import (
 
 from . import _gradients as grads
 from . import _state_formats as _formats
+from ._balance import with_moved_bias, without_excess
 from ._first_layers import NAME as FIRST_LAYERS
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
@@ -105,9 +106,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     optimizer = optimizer_of(config, declared, mesh)
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
-    state = abstract_state(
-        init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
-    )
+    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _moments_on_host(config)}
+    state = abstract_state(init, declared, mesh, **placed)
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
@@ -337,6 +337,7 @@ def _step(
 ) -> Any:
     """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
     rate, on_host = schedule_of(config), _moments_on_host(config)
+    bias_rate = getattr(config.model, "router_bias_rate", 0.0)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         old = {name: state[name] for name in KEPT if name in state}
@@ -345,6 +346,9 @@ def _step(
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
+            excess = gradient
+            if bias_rate:
+                gradient = without_excess(gradient)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
@@ -352,6 +356,8 @@ def _step(
             updates, moments = optimizer.update(gradient, formats.widened(old["optimizer"]), wide)
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
             parameters = optax.apply_updates(wide, updates)
+            if bias_rate:
+                parameters = with_moved_bias(parameters, wide, excess, bias_rate)
             if config.state.moments == "8bit":
                 moments = formats.narrowed(moments)
             new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
