@@ -17,7 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
-from meshwright.compiler import _cache
+from meshwright.compiler import processor_digest
 
 MOST_BYTES = 2**29
 MAKING = ".making-"
@@ -27,7 +27,7 @@ DAY_SECONDS = 86400.0
 def kept_folder() -> Path | None:
     """Return the folder of what is kept, or None where this user has no folder for caches."""
     folder = Path(platformdirs.user_cache_dir("meshwright-tests"))
-    return folder / _cache._processor() if folder.is_absolute() else None
+    return folder / processor_digest() if folder.is_absolute() else None
 
 
 def entries_of(folder: Path) -> list[Path]:

@@ -92,12 +92,14 @@ class Case:
     layer_loop: str | None = "keep"
     model: str = "two tables"
     microbatches: int = 1
+    fold_experts: str = "none"
 
     def __str__(self) -> str:
         told = [str(self.layout)]
         told += [f"{self.chunks} x {self.schedule}"] * bool(self.schedule) + ["zero1"] * self.zero1
         told += [self.precision, f"sum {self.gradient_sum}", self.remat]
         told += [self.layer_loop] if self.layer_loop else []
+        told += [f"folded over {self.fold_experts}"] * (self.fold_experts != "none")
         return "; ".join([*told, self.model, f"{self.microbatches} microbatches"])
 
     @property
@@ -122,7 +124,7 @@ class Case:
     def overrides(self, sizes: tuple[str, ...]) -> list[str]:
         rows = SEQUENCES // self.layout.num_replicas // self.microbatches
         told = [*SIZES, *sizes, f"layout={self.layout}", f"batch.microbatch_sequences={rows}"]
-        chosen = ("zero1", "precision", "gradient_sum", "remat")
+        chosen = ("zero1", "precision", "gradient_sum", "remat", "fold_experts")
         told += [f"{name}={str(getattr(self, name)).lower()}" for name in chosen]
         told += [f"pipeline={self.schedule}", f"pipeline_chunks={self.chunks}"] * bool(self.schedule)
         return [*told, *[f"layer_loop={self.layer_loop}"] * bool(self.layer_loop)]
@@ -308,6 +310,9 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
 STAGED = {"schedule": "1f1b", "chunks": 1, "layer_loop": None, "microbatches": MICROBATCHES}
 BESIDE = (
     Case(model="experts, dense first", data=2, expert=2, zero1=True, **STAGED),
+    Case(model="experts", data=2, expert=2, tensor=2, zero1=True, microbatches=4, fold_experts="tensor"),
+    Case(model="experts", fsdp=2, context=2, tensor=2, microbatches=4, fold_experts="both"),
+    Case(model="experts, dense first", context=2, expert=2, fold_experts="context", **STAGED),
     Case(model="tied, experts, dense first", context=2, tensor=2, remat="full", **STAGED),
     Case(
         model="experts, dense first", fsdp=2, expert=2, **{**STAGED, "schedule": "gpipe", "microbatches": 1}

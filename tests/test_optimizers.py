@@ -33,6 +33,7 @@ DECLARED = {
 }
 MATRIX = {"matrix": DECLARED["matrix"]}
 NUM_STEPS, RATE = 10, 0.01
+SPLIT = "products of split matrices in the optimizer"
 
 
 def problem(declared):
@@ -352,3 +353,45 @@ def test_muon_deals_whole_matrices_to_devices_in_two_exchanges(layout, exchanges
         more = sent(muon, "all-to-all", axis) - sent(adamw, "all-to-all", axis)
         assert more == 2 * 4 * hidden / 8 * (size - 1) / size
         assert sent(muon, "all-gather", axis) == sent(adamw, "all-gather", axis)
+    assert not [f for f in muon.ledger.findings if f.kind == SPLIT]
+
+
+NAIVE = """
+import jax, jax.numpy as jnp, optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+def program(mesh):
+    split, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((None, "fsdp", None), ()))
+    described = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    optimizer = optax.KIND
+    parameters = {"up": jax.ShapeDtypeStruct((4, 128, 256), jnp.float32, sharding=split)}
+    state = jax.eval_shape(optimizer.init, parameters)
+    state = jax.tree.map(lambda x: described(x, split if x.ndim == 3 else whole), state)
+
+    def loss(parameters, x):
+        body = lambda x, w: (x + jnp.tanh(x @ w) @ w.T, None)
+        return jnp.mean(jax.lax.scan(body, x, parameters["up"])[0] ** 2)
+
+    def step(parameters, state, x):
+        updates, state = optimizer.update(jax.grad(loss)(parameters, x), state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    rows = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("fsdp")))
+    return jax.jit(step, donate_argnums=(0, 1)), (parameters, state, rows)
+"""
+DIMS = '{"up": optax.contrib.MuonDimensionNumbers((1,), (2,))}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_naive"),
+    [(f"contrib.muon(0.1, muon_weight_dimension_numbers={DIMS})", True), ("adamw(0.1)", False)],
+    ids=["muon", "adamw"],
+)
+def test_a_finding_says_why_a_naive_muon_is_slow(kind, is_naive, tmp_path):
+    (tmp_path / "naive.py").write_text(NAIVE.replace("KIND", kind), "utf-8")
+    weighed = mw.weigh(f"{tmp_path / 'naive.py'}:program", on="8xCPU", layout="fsdp=8")
+    found = [f for f in weighed.ledger.findings if f.kind == SPLIT]
+    assert len(found) == is_naive
+    if is_naive:
+        assert "matrices that fsdp splits" in found[0].what
+        assert "deal whole matrices to the devices first" in found[0].fix

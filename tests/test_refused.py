@@ -138,6 +138,13 @@ def test_a_plan_takes_refused_candidates_for_such_that_do_not_fit(refused, monke
     assert "98.5 GiB" in str(plan)
 
 
+def test_the_largest_batch_of_a_run_that_is_always_refused_is_none(refused):
+    found = mw.largest("llama3-8b", "batch", on="8xH100")
+    assert found.value is None
+    assert found.weighing.fits is False
+    assert found.above_bytes == REFUSAL.needed_bytes
+
+
 def test_changes_that_are_refused_too_are_listed_with_the_figures(refused):
     changes = mw.explain(mw.weigh("bytes-nano", on="2xH100"))
     assert changes

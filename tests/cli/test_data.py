@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.cli import main
+
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
@@ -37,21 +39,22 @@ def test_a_mistake_is_told_in_words_with_status_2(meshwright, tmp_path: Path):
     assert "hint: correct the line" in done.talk
 
 
-def test_on_a_terminal_there_is_a_bar(meshwright, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch):
-    from meshwright.cli._console import bar
-
+def test_on_a_terminal_there_is_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
+    (tmp_path / "a.txt").write_text("x" * 4000)
+    words = ["meshwright", "data", "tokenize", str(tmp_path / "a.txt"), "--to", str(tmp_path / "a.bin")]
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with bar("tokenizing", of_bytes=True) as update:
-        update(completed=0, total=4000)
-        update(completed=2000, total=4000)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
     shown = sys.stderr.getvalue()  # pyright: ignore
     assert "tokenizing" in shown
-    assert "2.0/4.0 kB" in shown
+    assert "4.0/4.0 kB" in shown
 
 
 def test_a_small_set_of_images_is_made(meshwright, tmp_path: Path):

@@ -5,9 +5,22 @@ import time
 
 import pytest
 
-from meshwright.compiler import TEXTS, Compiled, CorruptFolder, _cache, cache_root, keep_beside, kept_beside
+from meshwright.compiler import (
+    TEXTS,
+    Compiled,
+    CorruptFolder,
+    cache_root,
+    cached_program,
+    keep_beside,
+    keep_program,
+    kept_beside,
+    making_program,
+    program_folder,
+)
 from meshwright.errors import InputError
 from meshwright.subprocesses import ABANDONED_SECONDS
+
+MOST_BESIDE = 8  # texts beside one program
 
 NUM_WRITERS = 4
 
@@ -21,11 +34,11 @@ def cache(monkeypatch, tmp_path):
 
 
 def publish(key, compiled, used=None):
-    with _cache.aside() as made:
+    with making_program() as made:
         compiled.save(made, dict.fromkeys(TEXTS, "text"))
-        _cache.publish(made, key)
+        keep_program(made, key)
     if used is not None:
-        os.utime(_cache.entry(key), (used, used))
+        os.utime(program_folder(key), (used, used))
 
 
 def kept():
@@ -33,7 +46,7 @@ def kept():
 
 
 def num_bytes(key):
-    return sum(path.stat().st_size for path in _cache.entry(key).iterdir())
+    return sum(path.stat().st_size for path in program_folder(key).iterdir())
 
 
 def publish_at_once(root, compiled, barrier, failures):
@@ -43,7 +56,7 @@ def publish_at_once(root, compiled, barrier, failures):
         for round_ in range(10):
             barrier.wait()
             publish(f"same-{round_}", compiled)
-            found = _cache.lookup(f"same-{round_}")
+            found = cached_program(f"same-{round_}")
             assert found in (compiled, None)
     except BaseException as failure:
         barrier.abort()
@@ -61,24 +74,24 @@ def test_processes_that_publish_the_same_program_at_once_leave_one_whole_copy(ca
         writer.join()
     assert failures.empty(), failures.get()
     assert kept() == ["same-9"]
-    assert _cache.lookup("same-9") == compiled
+    assert cached_program("same-9") == compiled
 
 
 def test_the_second_of_two_writers_leaves_the_first_ones_copy(cache, compiled):
     publish("key", compiled)
     publish("key", dataclasses.replace(compiled, name="late"))
-    assert _cache.lookup("key") == compiled
+    assert cached_program("key") == compiled
     assert kept() == ["key"]
 
 
 def test_what_was_never_published_is_not_found(cache):
-    assert _cache.lookup("key") is None
+    assert cached_program("key") is None
 
 
 @pytest.mark.parametrize("harm", ["truncate", "alter", "remove", "no manifest", "broken manifest"])
 def test_a_corrupt_entry_is_gone_and_built_again(cache, compiled, harm):
     publish("key", compiled)
-    place = _cache.entry("key")
+    place = program_folder("key")
     program = place / "program.hlo.txt.gz"
     match harm:
         case "truncate":
@@ -95,17 +108,17 @@ def test_a_corrupt_entry_is_gone_and_built_again(cache, compiled, harm):
             (place / "manifest.json").write_text("{")
     with pytest.raises(CorruptFolder, match="key"):
         Compiled.load(place)
-    assert _cache.lookup("key") is None
+    assert cached_program("key") is None
     assert kept() == []
     publish("key", compiled)
-    assert _cache.lookup("key") == compiled
+    assert cached_program("key") == compiled
 
 
 def test_the_limit_takes_what_was_used_longest_ago(cache, compiled, monkeypatch):
     now = time.time()
     for age, key in enumerate(("new", "middle", "old")):
         publish(key, compiled, used=now - 1000 * (age + 1))
-    assert _cache.lookup("old") is not None  # now it is the one used last
+    assert cached_program("old") is not None  # now it is the one used last
     monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", str(3 * num_bytes("old")))
     publish("newest", compiled)
     assert kept() == ["new", "newest", "old"]
@@ -127,9 +140,9 @@ def test_what_a_killed_process_left_is_removed_after_a_day_by_the_next_that_begi
         (folder / "file").write_text("")
     for folder in (left, gone):
         os.utime(folder, (long_ago, long_ago))
-    with _cache.aside() as made:
+    with making_program() as made:
         os.utime(made.parent, (long_ago, long_ago))  # it takes long, and its process lives
-        with _cache.aside():
+        with making_program():
             assert not left.exists()
             assert not gone.exists()
             assert made.is_dir()
@@ -151,14 +164,14 @@ def test_the_cache_lies_where_it_is_told_or_among_the_users_caches(cache, monkey
 
 def test_texts_beside_a_program_are_kept_while_it_is_and_only_the_newest(cache, compiled, monkeypatch):
     publish("one", compiled)
-    folder = _cache.entry("one")
-    for number in range(_cache.MOST_BESIDE + 3):
+    folder = program_folder("one")
+    for number in range(MOST_BESIDE + 3):
         keep_beside(folder, f"figures-{number}", f"text {number}")
         os.utime(folder / f"beside-figures-{number}.gz", (number, number))
-    found = [number for number in range(_cache.MOST_BESIDE + 3) if kept_beside(folder, f"figures-{number}")]
-    assert found == [*range(3, _cache.MOST_BESIDE + 3)]
+    found = [number for number in range(MOST_BESIDE + 3) if kept_beside(folder, f"figures-{number}")]
+    assert found == [*range(3, MOST_BESIDE + 3)]
     assert kept_beside(folder, "figures-3") == "text 3"
-    assert _cache.lookup("one") == compiled
+    assert cached_program("one") == compiled
     keep_beside(cache / "pruned just now", "figures", "text")  # nothing is kept, and nothing is raised
     assert not (cache / "pruned just now").exists()
     monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", "1")

@@ -19,10 +19,10 @@ OTHER = next(group for group in grp.getgrall() if group.gr_gid != os.getegid())
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
-    for name in (_executables.FOLDER, _executables.LEAST_SECONDS):
+    for name in (_executables.JAX_CACHE_FOLDER, _executables.LEAST_SECONDS):
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
-    for name in (_executables.FOLDER, _executables.LEAST_SECONDS):
+    for name in (_executables.JAX_CACHE_FOLDER, _executables.LEAST_SECONDS):
         os.environ.pop(name, None)
 
 
@@ -103,14 +103,14 @@ def test_executables_are_code_and_not_kept_where_others_may_write(environment, p
     os.chown(folder, *owner)
     why = keep_executables()
     assert f"no executables are kept, since they are code and {words}{folder}: " in why
-    assert _executables.FOLDER not in os.environ
+    assert _executables.JAX_CACHE_FOLDER not in os.environ
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750])
 def test_executables_are_kept_where_this_user_alone_may_write(environment, mode):
     environment.chmod(mode)
     assert keep_executables() == ""
-    assert _executables.FOLDER in os.environ
+    assert _executables.JAX_CACHE_FOLDER in os.environ
 
 
 def test_a_group_of_the_users_own_name_is_the_users_own(environment, monkeypatch):

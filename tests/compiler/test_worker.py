@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.compiler import accepted_options, compile_program, requested_options
 from meshwright.errors import CompileError
-from meshwright.worker._main import _coordinates
+from meshwright.worker import device_coordinates
 
 OVERRIDES = (
     "precision=bf16",
@@ -176,4 +176,4 @@ def test_a_program_that_the_compiler_refuses_brings_the_compilers_words(request_
 def test_tpus_say_where_they_lie():
     tpus = [SimpleNamespace(coords=[x, y, 0], core_on_chip=0) for y in (0, 1) for x in (0, 1)]
     mesh = SimpleNamespace(devices=np.array(tpus).reshape(2, 2))
-    assert _coordinates(mesh) == ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0))
+    assert device_coordinates(mesh) == ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0))

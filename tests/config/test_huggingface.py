@@ -2,10 +2,11 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
-from meshwright.config import load_config, text_reading
+from meshwright.config import FAMILIES, TransformerModel, load_config, text_reading
 from meshwright.errors import InputError
 
 # Sizes as published with the models, and the parameters that their pages count.
@@ -367,3 +368,14 @@ def test_a_model_of_the_local_cache_is_found_by_its_id(monkeypatch, tmp_path):
     assert (run.name, run.model.num_parameters) == ("Mistral-7B", 7_241_732_096)
     with pytest.raises(InputError, match="no preset or folder is named 'mistralai/other'"):
         load_config("mistralai/other")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_names_what_there_is_and_stands_on_its_page(name):
+    family, known = FAMILIES[name], set(TransformerModel.model_fields)
+    assert {*family.keys, *family.fixed, *(ours for ours, *_ in family.switches.values())} <= known
+    assert family.activation in family.defaults
+    assert set(family.by_head) <= set(family.weights)
+    assert family.windows in ("none", "all", "by layer")
+    page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
+    assert f"`{name}`" in page.read_text()

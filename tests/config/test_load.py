@@ -190,7 +190,7 @@ def test_the_schema_is_json_and_knows_every_section():
         "preset", "model", "data", "optimizer", "schedule", "precision", "layout", "remat", "batch", "steps",
         "seed", "evaluation", "checkpoint", "layer_loop", "deterministic", "zero1", "offload", "pipeline",
         "pipeline_chunks", "lora", "gradient_sum", "autotune_results",
-        "faults", "state",
+        "faults", "state", "fold_experts",
     }  # fmt: skip
     assert schema["additionalProperties"] is False
     assert "rope_theta" in schema["$defs"]["TransformerModel"]["properties"]

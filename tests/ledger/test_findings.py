@@ -333,6 +333,18 @@ def test_a_started_gather_is_alike_once_it_is_done_and_its_operand_is_not(alike)
     assert found.along("s", (0,)) == ("tensor",)
 
 
+def test_operands_that_come_after_the_start_count_too(alike):
+    """A gather on a TPU's SparseCore is started without operands; an update brings them (libtpu 0.0.50)."""
+    found = alike(
+        "%s = ((), (), s32[1]{0}) async-start(), calls=%apart",
+        "%u = ((f32[8]{0}), f32[8]{0}) async-update(%s, %x)",
+        "ROOT %d = f32[8]{0} async-done(%u)",
+        before="%apart (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
+        "  ROOT %n = f32[8]{0} negate(%p)\n}\n",
+    )
+    assert found.along("d", ()) == ("tensor",)
+
+
 def test_a_device_that_asks_for_its_number_differs(alike):
     found = alike("%n = u32[] partition-id()", "%f = f32[] convert(%n)", "ROOT %r = f32[8]{0} add(%x, %f)")
     assert found.along("r", ()) == ()

@@ -100,6 +100,14 @@ def test_a_ragged_dot_of_a_tpu_computes_whole_tiles(module):
     assert in_parts.flops == 2 * (13 * 16) * 16 * (2 * 24)  # 32 columns are two tiles of 24
 
 
+def test_the_gradient_of_a_ragged_dots_matrices_has_the_same_tiles(module):
+    """As libtpu 0.0.50 compiles it; 0.0.42 multiplies each group by all rows, masked."""
+    lines = list(ragged_on_a_tpu("16,16,32"))
+    lines[4] = "%b = bf16[96,32]{1,0} parameter(4)"
+    lines[5] = lines[5].replace("bf16[96,32]{1,0} custom-call", "bf16[8,16,32]{2,1,0} custom-call")
+    assert root_work(module(*lines)).flops == 2 * (13 * 16) * 16 * 32
+
+
 def test_the_lists_of_a_ragged_dots_tiles_are_no_unpriced_work(module):
     program = module(
         "%sizes = s32[8]{0} parameter(0)",

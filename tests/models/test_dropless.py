@@ -191,3 +191,23 @@ def test_eight_bits_drop_nothing_either(context):
     assert 1e-3 < float(jnp.sqrt(jnp.mean((out - wanted) ** 2) / jnp.mean(wanted**2))) < 0.1
     gradient = jax.jit(jax.grad(lambda layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu)[0].sum()))(layer)
     assert all(bool(jnp.isfinite(g).all()) and float(jnp.abs(g).max()) > 0 for g in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("layout", [{}, {"fsdp": 2, "expert": 2, "tensor": 2}], ids=str)
+def test_the_gradient_of_the_bias_is_the_excess_of_tokens(layout, context):
+    model = TransformerModel(
+        kind="transformer", num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=8, vocab_size=8,
+        num_experts=8, experts_per_token=2, router="sigmoid", router_bias=True, router_bias_rate=0.01,
+        rope_theta=100.0,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    shapes = {name: parameter.shape for name, parameter in expert_parameters(model).items()}
+    layer = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    x = random.standard_normal((8, 4, 16)).astype(np.float32)
+    scores = 1 / (1 + np.exp(-(x.reshape(-1, 16) @ layer["router"]))) + layer["router_bias"]
+    chosen = np.argsort(-scores, axis=1)[:, :2]
+    excess = np.bincount(chosen.reshape(-1), minlength=8) - 32 * 2 / 8
+    run = context(**layout)
+    loss = lambda layer: expert_mlp(x, layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
+    gradient = jax.jit(jax.grad(loss))({name: jnp.array(weight) for name, weight in layer.items()})
+    np.testing.assert_allclose(gradient["router_bias"], excess, atol=1e-5)

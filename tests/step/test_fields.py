@@ -122,6 +122,7 @@ PROGRAM = {
     "model.transformer.router_normalised": (ROUTED, "model.router_normalised=false"),
     "model.transformer.router_scale": (ROUTED, "model.router_scale=2.5"),
     "model.transformer.router_bias": (ROUTED, "model.router_bias=true"),
+    "model.transformer.router_bias_rate": ((*ROUTED, "model.router_bias=true"), "model.router_bias_rate=0.1"),
     "model.transformer.router_groups": (ROUTED, *GROUPS[3:]),
     "model.transformer.router_groups_chosen": (GROUPS, "model.router_groups_chosen=2"),
     "optimizer.adamw.kind": (NANO, *SGD[2:]),
@@ -246,6 +247,7 @@ PROGRAM = {
 ELSEWHERE = {
     "name": "names the run in records and reports, and is part of the cache's key",
     "layout": "says which mesh the step is built on",
+    "fold_experts": "spreads experts over devices, and here is one: tests/test_layouts_of_options.py",
     "batch.sequences_per_replica": "gives batch.sequences: tests/config/test_layout_checks.py",
     "pipeline": "is of the stages, and here is one: tests/step/test_pipeline.py",
     "pipeline_chunks": "is of the stages, and here is one: tests/step/test_pipeline.py",

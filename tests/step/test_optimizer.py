@@ -9,8 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from meshwright.config import load_config, preset_names
-from meshwright.config._load import variants
+from meshwright.config import load_config, preset_names, variants
 from meshwright.trainer.models import Parameter, initial_parameters, model_of
 from meshwright.trainer.step import optimizer_of
 from meshwright.trainer.step._optimizer import (

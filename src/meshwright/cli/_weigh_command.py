@@ -225,8 +225,9 @@ def _answer_largest(
         InputError: a script or a function is named, whose sequences and batch are its own.
     """
     from meshwright import largest
+    from meshwright.programs import Configured, program_named
 
-    if len(words) > 1 or words[0].endswith(".py") or ":" in words[0]:
+    if not isinstance(program_named(words), Configured):
         hint = "name a preset, a TOML file or the folder of a model"
         raise InputError(f"{' '.join(words)} has a length and a batch of its own", hint=hint)
     say_readings(words[0], on, layout)
@@ -281,9 +282,8 @@ def _weighed(
     from meshwright.programs import program_named
 
     program = program_named(words, options)
-    is_command = len(words) > 1 or words[0].endswith(".py")
-    say_readings(None if is_command else words[0], on, None if is_command else how["layout"])
+    say_readings(*(None, on, None) if program.is_command else (words[0], on, how["layout"]))
     made = run_weigh(program, on=on, run=RunLength(**run), **how)
-    for line in dict.fromkeys(made.figures.assumptions) if is_command and made.figures else ():
+    for line in dict.fromkeys(made.figures.assumptions) if program.is_command and made.figures else ():
         print(f"note: {line}", file=sys.stderr)
     return made

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._cache import JAX_CACHE_FOLDER as JAX_CACHE_FOLDER
     from ._cache import cache_lock as cache_lock
     from ._cache import cache_root as cache_root
+    from ._cache import cached_program as cached_program
     from ._cache import is_compiled as is_compiled
     from ._cache import keep_beside as keep_beside
     from ._cache import keep_executables as keep_executables
+    from ._cache import keep_program as keep_program
     from ._cache import kept_beside as kept_beside
     from ._cache import limit_bytes as limit_bytes
     from ._cache import make_folder as make_folder
+    from ._cache import making_program as making_program
     from ._cache import others_who_write as others_who_write
+    from ._cache import processor_digest as processor_digest
+    from ._cache import program_folder as program_folder
     from ._cache import write_cached as write_cached
     from ._cache import writing_cache as writing_cache
     from ._compile_process import compile_program as compile_program

@@ -163,19 +163,19 @@ def write_cached(path: Path, text: str) -> None:
             making.unlink(missing_ok=True)
 
 
-def entry(key: str) -> Path:
+def program_folder(key: str) -> Path:
     """Return the folder of the program of `key`, which may not exist."""
     return cache_root() / "compiled" / key
 
 
 def is_compiled(key: str) -> bool:
     """Return whether the cache has an entry of `key`; `lookup` finds out whether it can be read."""
-    return os.path.exists(entry(key))
+    return os.path.exists(program_folder(key))
 
 
-def lookup(key: str) -> Compiled | None:
+def cached_program(key: str) -> Compiled | None:
     """Return the cached record of `key`, or None. A corrupt entry is removed, to be compiled again."""
-    folder = entry(key)
+    folder = program_folder(key)
     if not os.path.exists(folder):
         return None
     try:
@@ -190,7 +190,7 @@ def lookup(key: str) -> Compiled | None:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[Path]:
+def making_program() -> Iterator[Path]:
     """Yield an empty folder next to the entries, to fill and then `publish`. An unpublished one is removed.
 
     Folders that killed processes left here are removed first.
@@ -211,7 +211,7 @@ def aside() -> Iterator[Path]:
         yield made
 
 
-def publish(made: Path, key: str) -> None:
+def keep_program(made: Path, key: str) -> None:
     """Move a finished folder to its place. If another process was first, its copy stays.
 
     Raises:
@@ -220,9 +220,9 @@ def publish(made: Path, key: str) -> None:
     with writing_cache():
         os.utime(made)
         try:
-            os.rename(made, entry(key))
+            os.rename(made, program_folder(key))
         except OSError:
-            if not entry(key).exists():
+            if not program_folder(key).exists():
                 raise
             shutil.rmtree(made)
         _prune()
@@ -313,7 +313,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-FOLDER, LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+JAX_CACHE_FOLDER, LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 WORTH_KEEPING_SECONDS = "0.1"
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -325,15 +325,15 @@ def keep_executables() -> str:
     folder is for one kind of processor, because an executable for another may use instructions that this one
     lacks. The oldest executables are removed once all of them exceed `MESHWRIGHT_CACHE_BYTES`.
     """
-    if FOLDER in os.environ:
+    if JAX_CACHE_FOLDER in os.environ:
         return ""
-    folder = cache_root() / "executables" / _processor()
+    folder = cache_root() / "executables" / processor_digest()
     for each in (cache_root(), folder.parent, folder):
         if others := others_who_write(each):
             return f"no executables are kept, since they are code and {others}: each run compiles again"
     with contextlib.suppress(OSError):
         make_folder(folder.parent)
-    os.environ[FOLDER] = str(folder)
+    os.environ[JAX_CACHE_FOLDER] = str(folder)
     os.environ.setdefault(LEAST_SECONDS, WORTH_KEEPING_SECONDS)
     if os.path.isdir(folder):
         with writing_cache():
@@ -343,7 +343,7 @@ def keep_executables() -> str:
     return ""
 
 
-def _processor() -> str:
+def processor_digest() -> str:
     """Return sixteen hexadecimal digits that identify this processor's instruction set."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
     features = [line for line in lines if line.startswith(("flags", "Features"))][:1]

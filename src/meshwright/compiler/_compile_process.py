@@ -110,12 +110,12 @@ def compile_program(
     """
     key = request.key()
     if request.config is not None or request.digest:
-        cached = _cache.lookup(key)
+        cached = _cache.cached_program(key)
         if cached is not None:
-            return cached, _cache.entry(key), True
+            return cached, _cache.program_folder(key), True
     if memory_limit_bytes is None:
         memory_limit_bytes = psutil.virtual_memory().available * 9 // 10
-    with _cache.aside() as made:
+    with _cache.making_program() as made:
         answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes, files, answers)
         if "refused" in answer:
             refusal = read_record(Refusal, answer["refused"], name="a refusal", hint="weigh again")
@@ -124,12 +124,12 @@ def compile_program(
             key = answer["cached"]
         else:
             key = answer.get("key", key)
-            _cache.publish(made, key)
-    compiled = _cache.lookup(key)
+            _cache.keep_program(made, key)
+    compiled = _cache.cached_program(key)
     if compiled is None:
         hint = "weigh again; if it happens again, look at the disk of the cache"
         raise CompileError(f"the program of {request.name} cannot be read back from the cache", hint=hint)
-    return compiled, _cache.entry(key), "cached" in answer
+    return compiled, _cache.program_folder(key), "cached" in answer
 
 
 def declared_by(request: Request) -> Declared:

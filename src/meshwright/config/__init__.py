@@ -20,10 +20,12 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES
     from ._layout import BATCH_AXES as BATCH_AXES
+    from ._layout import EXPERT_DIMS as EXPERT_DIMS
     from ._layout import MOST_GATHERED_BYTES as MOST_GATHERED_BYTES
     from ._layout import PARAMETER_RULES as PARAMETER_RULES
     from ._layout import REPLICA_AXES as REPLICA_AXES
     from ._layout import ZERO1_AXES as ZERO1_AXES
+    from ._layout import FoldedExperts as FoldedExperts
     from ._layout import Layout as Layout
     from ._layout import PipelineSchedule as PipelineSchedule
     from ._layout import Rules as Rules

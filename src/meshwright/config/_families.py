@@ -20,7 +20,15 @@ ACTIVATIONS = {
     "gelu": "gelu-erf",
     "relu": "relu",
 }
-OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "expert_load", "balancing_loss"}
+OF_TRAINING = {
+    "dropout",
+    "unroll",
+    "loss_chunk",
+    "capacity_factor",
+    "expert_load",
+    "balancing_loss",
+    "router_bias_rate",
+}
 ALWAYS_FALSE = (  # of no family here
     *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
     "rope_interleaved",  # in SmolLM2's files; transformers does not read it

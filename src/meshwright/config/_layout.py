@@ -25,11 +25,21 @@ The value is a choice: four times what Llama 3 405B needs at 131,072 tokens with
 Rules = Mapping[str, tuple[str, ...]]
 """The axes that split a named dimension, by its name."""
 _BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tensor",))
+FoldedExperts = Literal["none", "tensor", "context", "both"]
+EXPERT_DIMS: Mapping[FoldedExperts, tuple[str, tuple[str, ...]]] = {
+    "none": ("experts", ("expert",)),
+    "tensor": ("experts_by_tensor", ("expert", "tensor")),
+    "context": ("experts_by_context", ("context", "expert")),
+    "both": ("experts_by_both", ("context", "expert", "tensor")),
+}
+"""The name of the dim that counts experts, and the axes that split it, by `fold_experts`.
+
+Axes that are manual while gradients are summed come first (`ZERO1_AXES`)."""
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "chunks": (),  # of a pipeline's layers: of each chunk, every stage holds a part
     "first_layers": (),  # of a pipeline, unlike all others: every stage runs them
-    "experts": ("expert",),  # comes first: an axis splits one dim of a parameter
+    **{dim: axes for dim, axes in EXPERT_DIMS.values()},  # first: an axis splits one dim of a parameter
     "embed": ("fsdp", "expert"),
     "latent": ("fsdp", "expert"),  # the inputs of a product with a latent, which has no other dim for them
     **_BY_TENSOR,

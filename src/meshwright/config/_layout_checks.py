@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
 
-from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_AXES, Layout, Ticks
+from ._layout import ACTIVATION_RULES, EXPERT_DIMS, PARAMETER_RULES, ZERO1_AXES, Layout, Ticks
 from ._lora import NF4_BLOCK
 from ._run_config import RunConfig
 from ._section import Problem, input_error, near_divisors, near_multiples, or_list
@@ -128,7 +128,12 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         # What `expert` splits together with `fsdp` is looked at with `fsdp`.
         its = [dim for dim in dims if axis in rules[dim] and ("fsdp" in rules[dim]) == (axis == "fsdp")]
         split = [dims[dim].items() for dim in its]
-        axes = _axes_of_width(config, layout) if axis == "fsdp" else (axis,)
+        axes = (axis,)
+        if axis == "fsdp":
+            axes = _axes_of_width(config, layout)
+        elif axis == "expert":
+            _, over = EXPERT_DIMS[config.fold_experts]
+            axes = tuple(axis for axis in over if layout.size(axis) > 1) or (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
     problems += _context_problems(config, layout)
@@ -378,7 +383,14 @@ def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         what = f"= {sequences} does not divide over {names} = {replicas}{by_micro}"
         nearest = or_list(near_multiples(replicas * micro, sequences))
         ways = or_list(near_divisors(sequences // micro, replicas))
-        yield "batch.sequences", what, f"use batch.sequences = {nearest}, or {names} = {ways}"
+        hint = f"use batch.sequences = {nearest}, or {names} = {ways}"
+        shared = layout.size("expert") * layout.size("context")
+        if layout.size("expert") > 1 and sequences % (replicas // layout.size("expert") * micro) == 0:
+            hint += (
+                f", or context={shared} in place of expert with fold_experts = 'context': then a group of "
+            )
+            hint += "experts shares its sequences"
+        yield "batch.sequences", what, hint
 
 
 NEEDS = {"fp16": ("fp16",), "fp8": ("fp8-e4m3", "fp8-e5m2")}

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from meshwright.errors import InputError
 from meshwright.units import format_count
 
-from ._layout import Layout, PipelineSchedule
+from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
@@ -451,6 +451,13 @@ class RunConfig(Section):
     What is no expert is split over `expert` in either case, and gathered once a step only with `zero1`.
     Effect: divides the state by `data` x `context`: [where it is
     stored](../explanation/optimizers.md#where-the-state-is-stored)."""
+    fold_experts: FoldedExperts = "none"
+    """Axes along which whole experts are spread, beside `expert`.
+    With `tensor` the devices along it have experts of their own in place of a part of each, as with
+    Megatron-LM's `expert_tensor_parallel_size` = 1. With `context` a group of experts shares its sequences,
+    and the batch may have fewer than devices: `context=32` in place of `expert=32`.
+    Effect: with `tensor`, matrices as wide as they are, and no gathers of experts' rows over it; with
+    `context`, as many experts fewer on a device: [layouts](../explanation/layouts.md)."""
     state: StateConfig = StateConfig()
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
@@ -568,6 +575,7 @@ class RunConfig(Section):
             what = f"= {self.remat!r} has no effect on a {model.kind} model"
             yield "remat", what, 'use remat = "none"'
         yield from remat_problems(self.remat, model)
+        yield from self._fold_problems()
         if self.layer_loop != "auto" and not model.has_blocks:
             what = f"= {self.layer_loop!r} has no effect on a {model.kind} model"
             yield "layer_loop", what, 'use layer_loop = "auto"'
@@ -591,6 +599,15 @@ class RunConfig(Section):
         if self.precision == "fp8" and not model.has_fp8_products:
             what = f'= "fp8", but a {model.kind} model has no products in eight bits'
             yield "precision", what, 'use precision = "bf16"'
+
+    def _fold_problems(self) -> Iterator[Problem]:
+        """Yield the reasons why experts cannot be folded over other axes."""
+        if self.fold_experts != "none" and not self.model.sizes.split_dims.get("experts"):
+            what = f"= {self.fold_experts!r}, but the model has no experts"
+            yield "fold_experts", what, 'use fold_experts = "none", or set model.num_experts'
+        if self.fold_experts in ("context", "both") and self.lora.rank is not None:
+            what = f"= {self.fold_experts!r}, but frozen experts are whole over context"
+            yield "fold_experts", what, 'use fold_experts = "none" or "tensor" beside adapters'
 
     def _state_problems(self) -> Iterator[Problem]:
         """Yield formats of the state that do not go with the arithmetic, and a rounding of nothing."""

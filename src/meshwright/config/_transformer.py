@@ -33,7 +33,7 @@ MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
-    "expert_load",
+    *("expert_load", "router_bias_rate"),
 )
 _NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 
@@ -236,8 +236,12 @@ class TransformerModel(ModelKind):
     Effect: nothing that is weighed. Unit: none"""
     router_bias: bool = False
     """Add a number of each expert to its score when experts are chosen, not when they are weighted.
-    It is read from files and saved, and no gradient changes it. DeepSeek-V3's rule that does is not run.
+    It is read from files and saved, and no gradient changes it; `router_bias_rate` does.
     Effect: `num_experts` numbers per layer, not counted as parameters."""
+    router_bias_rate: NotNegativeFloat = 0.0
+    """What a step adds to the `router_bias` of an expert with fewer tokens than the mean, or takes away.
+    It balances experts without a loss (Wang et al. 2024); DeepSeek-V3 trained with 0.001. 0 leaves the bias.
+    Effect: spreads the tokens over the experts; nothing that is weighed. Unit: scores"""
     router_groups: OptionalPositive = None
     """Groups of experts, side by side, of which a token chooses `router_groups_chosen` first.
     By a group's best score, or with `sigmoid` by the sum of its two best.
@@ -524,7 +528,10 @@ class TransformerModel(ModelKind):
             yield "num_dense_layers", what, "leave one of them out"
 
     def _router_problems(self) -> Iterator[Problem]:
-        """Yield the problems with groups of experts."""
+        """Yield the problems with groups of experts, and with the rate of a bias that is not there."""
+        if self.router_bias_rate and not self.router_bias:
+            what = f"= {self.router_bias_rate} has nothing to move without router_bias"
+            yield "router_bias_rate", what, "set router_bias = true, or leave router_bias_rate out"
         groups, chosen = self.router_groups, self.router_groups_chosen
         if (groups is None) != (chosen is None):
             yield "router_groups", "and router_groups_chosen need each other", "set both, or neither"

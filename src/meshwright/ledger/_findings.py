@@ -37,6 +37,7 @@ from meshwright.hlo import (
     Instruction,
     Operand,
     Program,
+    ProgramPhases,
     Shape,
     iota_of,
     module_of,
@@ -80,6 +81,7 @@ def findings_of(
         *_kept_on_the_device(compiled.arguments, memory),
         *_undone_gathers(executions.program, messages, SMALL_SHARE * sent_bytes),
         *_reduced_each_microbatch(executions.program, messages, SMALL_SHARE * sent_bytes),
+        *_products_of_split_matrices(executions, messages, compiled.num_devices, flops, sent_bytes),
         *_float32_matmuls(executions, compiled.num_devices, flops),
         *_axes_that_leave_the_host(compiled.mesh_axes, fleet, traffic, SMALL_SHARE * sent_bytes),
     )
@@ -210,6 +212,37 @@ def _reduced_each_microbatch(program: Program, messages: _Messages, least_bytes:
                 source_line=line,
                 fix="fewer, larger microbatches: batch.microbatch_sequences; or fsdp in the place of data",
             )
+
+
+def _products_of_split_matrices(
+    executions: Executions, messages: _Messages, num_devices: int, flops: FlopLedger, sent_bytes: float
+) -> Iterator[Finding]:
+    """Find an optimizer that multiplies matrices, as Muon does, and gathers them for each product.
+
+    It is one if a hundredth of the FLOPs and a quarter of what is sent belong to neither the forward nor the
+    backward pass. An optimizer that only gathers updated parameters, as under ZeRO-1, multiplies none.
+    """
+    phases = ProgramPhases(executions.program)
+
+    def is_update(execution: Execution) -> bool:
+        return phases.of(execution.computation, execution.instruction) in ("optimizer", "other")
+
+    works = ((e, work_of(e.computation, e.instruction)) for e in executions if is_update(e))
+    multiplied = sum(e.times * w.flops * num_devices for e, w in works if w is not None and w.format)
+    if multiplied <= SMALL_SHARE * flops.executed:
+        return
+    found = [(e, m) for e, m in messages if m.kind in ("all-gather", "all-reduce") and is_update(e)]
+    sent = sum(execution.times * message.wire_bytes for execution, message in found)
+    if found and sent > sent_bytes / 4:
+        largest, message = max(found, key=lambda each: each[0].times * each[1].wire_bytes)
+        yield Finding(
+            kind="products of split matrices in the optimizer",
+            what=f"the optimizer multiplies matrices that {_axes(message)} splits: gathering them and "
+            f"adding up the products sends {format_rate(sent, 'B')}, {sent / sent_bytes:.0%} of all",
+            source_line=executions.program.source_line(largest.instruction),
+            fix="deal whole matrices to the devices first, along the stack of layers: one exchange there and "
+            "one back, as optimizer.kind = muon does here",
+        )
 
 
 def _float32_matmuls(executions: Executions, num_devices: int, flops: FlopLedger) -> Iterator[Finding]:
@@ -430,10 +463,16 @@ class Replication:
     def _completed(
         self, computation: Computation, done: Instruction, started: Instruction, values: dict[str, AxisMasks]
     ) -> AxisMasks:
-        """Return the value that a `-done` completes; `-update` instructions may come before it."""
+        """Return the value that a `-done` completes.
+
+        `-update` instructions may come before it, and bring operands that the start did not have (of gathers
+        on a TPU's SparseCore).
+        """
+        later = list[AxisMasks]()
         while started.opcode.endswith("-update"):
+            later = [*(_picked(values, operand) for operand in started.operands[1:]), *later]
             started = computation.by_name[started.operands[0].name]
-        operands = [_picked(values, operand) for operand in started.operands]
+        operands = [*(_picked(values, operand) for operand in started.operands), *later]
         if started.opcode == "async-start":
             return self._computation(self._program.called_by(started)[0], tuple(operands))
         if started.opcode.removesuffix("-start") in COLLECTIVES:

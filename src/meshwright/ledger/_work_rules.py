@@ -309,14 +309,17 @@ def _ragged_call(computation: Computation, instruction: Instruction) -> Multiply
     """Count the whole tiles of a TPU's ragged dot, as many of its rows as its grid has at most.
 
     A tile of rows that two groups share is computed for both; where a group ends is known to the run alone.
+    The gradient of the groups' matrices, [groups, depth, columns], is one call as well from libtpu 0.0.50 on.
     """
     left, right = computation.operand_arrays(instruction)[-2:]
+    result = instruction.arrays[0]
     found = re.search(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"', _frontend(instruction))
     assert found, f"%{instruction.name}: {_frontend(instruction)}"
     rows, depth, columns = map(int, found.groups())
-    num_tiles = -(-left.dims[0] // rows) + right.dims[0] - 1
+    groups = (result if len(result.dims) > len(left.dims) else right).dims[0]
+    num_tiles = -(-left.dims[0] // rows) + groups - 1
     whole_depth = -(-left.dims[-1] // depth) * depth
-    whole_columns = -(-instruction.arrays[0].dims[-1] // columns) * columns
+    whole_columns = -(-result.dims[-1] // columns) * columns
     flops = _multiply_add(left) * num_tiles * rows * whole_depth * whole_columns
     return MultiplyAdds(kind="matmul", flops=flops, format=format_of(left.dtype))
 

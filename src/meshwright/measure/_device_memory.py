@@ -438,7 +438,6 @@ def _title(holder: Any) -> str:
     return "" if isinstance(holder, (ModuleType, *_CONTAINERS)) else type(holder).__qualname__
 
 
-_CLEAR_PEAK = Path("/proc/self/clear_refs")  # writing 5 resets the peak (man 5 proc)
 _STATUS = Path("/proc/self/status")
 
 
@@ -455,12 +454,15 @@ class ResidentGrowth:
     At the start, glibc's `malloc_trim` returns memory that the process has freed but kept, and the kernel's
     record of the peak is reset. Both need Linux, and are exact to about a megabyte. On other systems `bytes`
     returns None, and `why_not` holds the reason.
+
+    Args:
+        clear_peak: the file that resets the peak once 5 is written to it (man 5 proc).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clear_peak: Path = Path("/proc/self/clear_refs")) -> None:
         self.why_not = ""
         self._before = 0
-        if not _CLEAR_PEAK.exists():
+        if not clear_peak.exists():
             self.why_not = f"{sys.platform} cannot reset a process's peak of resident memory"
             return
         gc.collect()
@@ -468,7 +470,7 @@ class ResidentGrowth:
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
         try:
-            _CLEAR_PEAK.write_text("5")
+            clear_peak.write_text("5")
         except OSError as refused:
             self.why_not = f"this system does not let a process reset its peak: {refused.strerror}"
             return

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._closed_form import Form as Form
     from ._estimates import Estimates as Estimates
-    from ._estimates import Form as Form
     from ._estimates import estimate as estimate
     from ._function_space import FUNCTION_PRIORS as FUNCTION_PRIORS
     from ._function_space import FunctionSpace as FunctionSpace

@@ -24,6 +24,7 @@ from meshwright.config import (
     ACTIVATION_RULES,
     AXES,
     AXIS_ALIASES,
+    EXPERT_DIMS,
     NAMED_REMAT,
     PARAMETER_RULES,
     RESULTS,
@@ -435,7 +436,10 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
     for axis, place in (("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
         its = [dim for dim in dims if axis in both[dim] and ("fsdp" in both[dim]) == (axis == "fsdp")]
         split = [size for dim in its for size in dims[dim].values()]
-        divides = _all_divisible(split, sizes[:, place] * (sizes[:, EXPERT] if axis == "fsdp" else 1))
+        ways = sizes[:, place] * (sizes[:, EXPERT] if axis == "fsdp" else 1)
+        if axis == "expert":
+            ways = sizes[:, experts_spread(config, sizes)[0]].prod(axis=1)
+        divides = _all_divisible(split, ways)
         if axis == "tensor":
             divides &= _divide_or_repeat(kv_heads.values(), tensor)
         rules[f"{axis} does not divide the model's sizes"] = divides
@@ -450,6 +454,13 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
     if isinstance(model, TransformerModel) and model.latent_rank is not None:
         rules["attention over context lacks the model's"] = context == 1
     return rules
+
+
+def experts_spread(config: RunConfig, sizes: Column) -> tuple[list[int], NDArray[np.float64]]:
+    """Return the axes that spread whole experts, and the devices along them by layout, without `tensor`."""
+    axes = [AXES.index(axis) for axis in EXPERT_DIMS[config.fold_experts][1]]
+    others = [axis for axis in axes if axis != TENSOR]
+    return axes, sizes[:, others].prod(axis=1).astype(float)
 
 
 def _all_divisible(split: Iterable[int], ways: Column) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from meshwright.config import Overrides
 from meshwright.errors import InputError
@@ -126,7 +126,12 @@ def step_facts(run: RunLength, name: str) -> RunFacts:
 
 
 class Program(ABC):
-    """A training step that can be weighed."""
+    """A training step that can be weighed.
+
+    `is_command`: a shell runs it, with arguments of its own in place of a layout and settings.
+    """
+
+    is_command: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._errors import indivisible as indivisible
     from ._errors import sharding_error as sharding_error
     from ._errors import sharding_errors as sharding_errors
+    from ._partition_rules import EXPERTS as EXPERTS
     from ._partition_rules import TABLE_ROWS as TABLE_ROWS
     from ._partition_rules import AnyMesh as AnyMesh
     from ._partition_rules import activation_spec as activation_spec

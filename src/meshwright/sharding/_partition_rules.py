@@ -18,7 +18,14 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from meshwright.config import ACTIVATION_RULES, PARAMETER_RULES, REPLICA_AXES, ZERO1_AXES, Rules
+from meshwright.config import (
+    ACTIVATION_RULES,
+    EXPERT_DIMS,
+    PARAMETER_RULES,
+    REPLICA_AXES,
+    ZERO1_AXES,
+    Rules,
+)
 
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
@@ -27,7 +34,7 @@ TABLES = ("embedding", "head")
 """The parameters whose rows are a vocabulary."""
 TABLE_ROWS = ("vocab", "token")
 """The names of their first dim: of one that gives logits, and of one in which tokens are only looked up."""
-EXPERTS = ("experts",)
+EXPERTS = tuple(dim for dim, _ in EXPERT_DIMS.values())
 """The names of the dim that counts experts."""
 KV_HEADS = "kv_heads"
 """The dimension of key-value heads. Where `tensor` has more devices, each head serves several of them."""

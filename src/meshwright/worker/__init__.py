@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ._foreign import on_the_fleet as on_the_fleet
     from ._live import lowered_call as lowered_call
     from ._main import check_mesh_of_slices as check_mesh_of_slices
+    from ._main import device_coordinates as device_coordinates
     from ._traced import count_traced as count_traced
 
 __getattr__, __dir__ = names_on_first_use(__name__)

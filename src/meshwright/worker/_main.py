@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.compiler import (
+    JAX_CACHE_FOLDER,
     PID_FILE,
     SCHEMA,
     STATUS_FILE,
@@ -45,13 +46,15 @@ from meshwright.compiler import (
     Refusal,
     Request,
     TakesNoMesh,
-    _cache,
     accepted_options,
+    cache_root,
+    cached_program,
     check_refused_results,
     fingerprint_of,
     installed_versions,
     loading_results,
     user_flags,
+    writing_cache,
 )
 from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
@@ -180,7 +183,7 @@ def _save(
         **_reported(request, work, texts, analysis),
         **facts,
     )
-    with _cache.writing_cache():
+    with writing_cache():
         record.save(made, texts)
 
 
@@ -211,7 +214,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     key = {}
     if request.function is not None:
         key = {"key": request.key(lowered.as_text())}
-        if _cache.lookup(key["key"]) is not None:
+        if cached_program(key["key"]) is not None:
             return {"cached": key["key"]}
     begin_phase(work, "counting")
     program, foreign = traced.jaxpr, request.function is not None
@@ -244,7 +247,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         arguments=_arguments(traced, lowered, arguments, request),
         traced_flops=flops,
         compile_seconds=time.monotonic() - started,
-        coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
+        coordinates=device_coordinates(mesh) if request.platform == "tpu" else (),
         device_ids=_numbers_of_slices(mesh.devices.flat),
         **facts,
     )
@@ -256,8 +259,8 @@ def _keep_executable(platform: str) -> bool:
 
     The run that follows on the CPU then only loads its step. What described devices would run is not kept.
     """
-    folder = Path(os.environ.get(_cache.FOLDER, ""))
-    keeps = platform == "cpu" and folder.is_relative_to(_cache.cache_root())  # else none, or the user's own
+    folder = Path(os.environ.get(JAX_CACHE_FOLDER, ""))
+    keeps = platform == "cpu" and folder.is_relative_to(cache_root())  # else none, or the user's own
     if keeps:
         import jax
 
@@ -313,7 +316,7 @@ def _devices(request: Request) -> list[Any]:
         ) from failed
 
 
-def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
+def device_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     """Return the place of each TPU of the mesh in its slice: x, y, z, and the core on its chip."""
     return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
 

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from meshwright.compiler import Candidate, run_script
 from meshwright.errors import InputError
@@ -73,6 +74,7 @@ def make(words: Sequence[str], *, all_calls: bool = False, auto_meshes: bool = F
 class Script(Program):
     """A script's file, or `-m` and a module, with its arguments."""
 
+    is_command: ClassVar[bool] = True
     command: tuple[str, ...]
     all_calls: bool = False
     auto_meshes: bool = False

@@ -18,6 +18,7 @@ from ._base_model import Parameter as Parameter
 from ._base_model import initial_parameters as initial_parameters
 from ._base_model import is_parameter as is_parameter
 from ._base_model import with_adapters as with_adapters
+from ._base_model import with_experts_over as with_experts_over
 from .quantised import CODES as CODES
 from .quantised import SCALES as SCALES
 from .quantised import dequantised_array as dequantised_array

@@ -6,15 +6,15 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from meshwright.config import LoraConfig
-from meshwright.sharding import AnyMesh, activation_spec, gather, on_each_device, pin
+from meshwright.config import EXPERT_DIMS, FoldedExperts, LoraConfig
+from meshwright.sharding import AnyMesh, activation_spec, gather, on_each_device, pin, whole_size
 
 Tree = Any  # a pytree: nested dicts and lists of leaves
 Batch = Mapping[str, Array]
@@ -52,6 +52,7 @@ class Context:
     compute_capability: tuple[int, int] = (0, 0)  # of an NVIDIA target, such as (9, 0)
     remat: str
     layer_loop: str = "auto"
+    fold_experts: FoldedExperts = "none"
     zero1: bool = False  # gradients stay sharded over `data` and `context`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits
@@ -72,6 +73,11 @@ class Context:
         """Wrap `local` to run on each device's shards; dimension names set the activations' shardings."""
         specs = tuple(activation_spec(dims, self.mesh) for dims in inputs)
         return on_each_device(local, self.mesh, specs, activation_spec(output, self.mesh))
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """Return the axes of more than one device that spread whole experts, some perhaps manual outside."""
+        return tuple(axis for axis in EXPERT_DIMS[self.fold_experts][1] if whole_size(self.mesh, axis) > 1)
 
     @property
     def widens(self) -> bool:
@@ -139,6 +145,16 @@ class Model(ABC):
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
         """Return the mean loss over the batch in float32, and the batch's `Outcome`."""
+
+
+def with_experts_over(declared: Tree, fold_experts: FoldedExperts) -> Tree:
+    """Return declarations whose dim of experts is named after the axes that split it."""
+    name, _ = EXPERT_DIMS[fold_experts]
+
+    def one(p: Parameter) -> Parameter:
+        return replace(p, dims=tuple(name if dim == "experts" else dim for dim in p.dims))
+
+    return jax.tree.map(one, declared, is_leaf=is_parameter)
 
 
 def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:

@@ -57,12 +57,14 @@ class Run(NamedTuple):
     @property
     def parts(self) -> int:
         """Return the number of devices that split the experts."""
-        return whole_size(self.context.mesh, "expert")
+        return math.prod(whole_size(self.context.mesh, axis) for axis in self.context.expert_axes)
 
     @property
     def senders(self) -> int:
         """Return the number of devices whose rows one device multiplies."""
-        return self.parts * axis_size(self.context.mesh, "tensor")
+        return self.parts * (
+            axis_size(self.context.mesh, "tensor") if is_split("tensor", self.context) else 1
+        )
 
     def grouping(self, rows: int) -> Grouping:
         """Return how this device multiplies `rows` rows."""
@@ -105,7 +107,7 @@ def dropless(
     rest: Array | float = 0.0
     if first < most and run.parts > 1:
         fullest = jnp.max(order.counts.reshape(-1, run.own).sum(axis=1))
-        exchanging = tuple(axis for axis in ("expert", "tensor") if is_split(axis, run.context))
+        exchanging = run.context.expert_axes + ("tensor",) * is_split("tensor", run.context)
         left = jnp.maximum(jax.lax.pmax(fullest, exchanging) - first, 0)
 
         def one_of_rest(i: Array, tokens: Array, weights: Array, matrices: Matrices, order: Order) -> Array:

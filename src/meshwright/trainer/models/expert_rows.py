@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from meshwright.sharding import axis_size, whole_size
+from meshwright.sharding import axis_size
 
 from ._base_model import Context
 from .rematerialisation import EXPERTS
@@ -96,8 +96,8 @@ matched.defvjp(lambda w, p: (matched(w, p), p), lambda p, g: (_rows(g, p.slots),
 
 
 def is_split(axis: str, context: Context) -> bool:
-    """Return whether an axis of the mesh has several devices; `expert` may be manual outside of the model."""
-    return (whole_size if axis == "expert" else axis_size)(context.mesh, axis) > 1
+    """Return whether several devices along an axis have parts of an expert."""
+    return axis not in context.expert_axes and axis_size(context.mesh, axis) > 1
 
 
 def exchange(buffers: Array, context: Context) -> Array:
@@ -106,8 +106,8 @@ def exchange(buffers: Array, context: Context) -> Array:
     A part is one expert's buffer, or the buffer of all experts of a device. Buffers that crossed `expert` may
     be saved for the backward pass; others are filled again there.
     """
-    if is_split("expert", context):
-        buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
+    if context.expert_axes:
+        buffers = jax.lax.all_to_all(buffers, context.expert_axes, split_axis=0, concat_axis=1, tiled=True)
         buffers = checkpoint_name(buffers, "expert_tokens")
         buffers = checkpoint_name(buffers, EXPERTS)  # as shards; gathered over `tensor` again
     if is_split("tensor", context):
@@ -119,6 +119,6 @@ def exchange_back(out: Array, context: Context) -> Array:
     """Return the results of all devices' slots to them: the sum over `tensor`, by `exchange` reversed."""
     if is_split("tensor", context):
         out = jax.lax.psum_scatter(out, "tensor", scatter_dimension=1, tiled=True)
-    if is_split("expert", context):
-        out = jax.lax.all_to_all(out, "expert", split_axis=1, concat_axis=0, tiled=True)
+    if context.expert_axes:
+        out = jax.lax.all_to_all(out, context.expert_axes, split_axis=1, concat_axis=0, tiled=True)
     return out

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float
 from meshwright.config import ACTIVATION_RULES, TransformerModel
 from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
-from ._base_model import RESIDUAL, Context, Parameter
+from ._base_model import RESIDUAL, Context, Parameter, with_experts_over
 from .dropless import Run, dropless
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
@@ -77,7 +77,8 @@ def expert_mlp(
     activation: Callable[[Array], Array],
 ) -> tuple[Float[Array, "batch sequence embed"], Balance]:
     """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
-    dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
+    declared = with_experts_over(expert_parameters(config), context.fold_experts)
+    dims = {name: parameter.dims for name, parameter in declared.items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
     router = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if n in ROUTER}
@@ -121,6 +122,21 @@ def route(
     return stacked, weights * config.router_scale
 
 
+@jax.custom_vjp
+def counted_for_bias(weights: Array, bias: Array, excess: Array) -> Array:
+    """Return the weights; the gradient of `bias` is `excess`, the tokens of each expert beyond the mean.
+
+    The step moves the bias against the sign of the sum (`step/_balance.py`), so its scale does not matter.
+    """
+    del bias, excess
+    return weights
+
+
+counted_for_bias.defvjp(
+    lambda w, b, excess: (w, excess), lambda excess, g: (g, excess, jnp.zeros_like(excess))
+)
+
+
 def _largest(x: Float[Array, "tokens places"], num: int) -> Bool[Array, "tokens num places"]:
     """Return the indices of each row's largest numbers, the largest first."""
     left, chosen = x, list[Array]()
@@ -162,6 +178,9 @@ def _on_one_device(
         order = order_of(chosen)
         capacity = None if factor is None else capacity_of(config, factor, tokens.shape[0])
         kept = order.rank < (tokens.shape[0] if capacity is None else capacity)
+        if config.router_bias_rate and "router_bias" in layer:
+            excess = order.counts.astype(jnp.float32) - weights.size / num_experts
+            weights = counted_for_bias(weights, layer["router_bias"], excess)
         balance = _balance(_probabilities(logits, config), chosen, kept, context)
     narrow = context.fp8 and is_split("fsdp", context)
     matrices: dict[str, Any] = {

@@ -31,7 +31,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from meshwright.config import IdxData, InstructionData, RunConfig, num_stacked_layers, padded_layers
-from meshwright.sharding import activation_spec, batch_axes, mesh_here, parameter_spec, replica_axes
+from meshwright.sharding import (
+    AnyMesh,
+    activation_spec,
+    batch_axes,
+    mesh_here,
+    parameter_spec,
+    replica_axes,
+)
 from meshwright.trainer.models import (
     Context,
     Model,
@@ -43,10 +50,12 @@ from meshwright.trainer.models import (
     quantised_declarations,
     quantised_parameters,
     with_adapters,
+    with_experts_over,
 )
 
 from . import _gradients as grads
 from . import _state_formats as _formats
+from ._balance import with_moved_bias, without_excess
 from ._first_layers import NAME as FIRST_LAYERS
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
@@ -97,9 +106,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     optimizer = optimizer_of(config, declared, mesh)
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
-    state = abstract_state(
-        init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
-    )
+    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _moments_on_host(config)}
+    state = abstract_state(init, declared, mesh, **placed)
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
@@ -111,8 +119,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         from ._pipeline import pipeline_of
 
         pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
-    summed = () if frozen is not None else model.summed(context_of(None))
-    sums = partial(_sums_of(config, model, used, mesh), summed=summed, formats=formats)
+    sums = partial(_sums_of(config, model, used, context_of(None)), formats=formats)
 
     def loss(
         parameters: Tree, model_state: Tree, batch: Tree, key: Any, frozen: Tree = None, sums: Tree = None
@@ -176,16 +183,18 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
 
-def _sums_of(config: RunConfig, model: Model, used: Tree, mesh: Mesh) -> Callable[..., Any]:
+def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> Callable[..., Any]:
     """Return the function that sums gradients over the microbatches, without stages.
 
     A model with state computes statistics over the whole batch, so it must see all replicas at once.
     """
+    summed = () if config.lora.rank is not None else model.summed(context)
     if jax.tree.leaves(model.state()):
-        return grads.gradients_of
+        return partial(grads.gradients_of, summed=summed)
+    mesh = context.mesh
     in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
     axes = replica_axes(mesh, config.zero1)
-    return partial(grads.gradients_by_replica, axes=axes, in_step=in_step)
+    return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step)
 
 
 def whole_parameters(state: Tree) -> Tree:
@@ -199,8 +208,9 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
     Over several stages the layers are padded so that they divide, and layers [layers, ...] in several chunks
     are [chunks, layers / chunks, ...]: the same numbers in order. First layers that are unlike are on each.
     """
+    whole = with_experts_over(model.parameters(), config.fold_experts)
     if config.lora.rank is None:
-        declared = model.parameters()
+        declared = whole
         if num_stages == 1:
             return None, declared
         num_layers, num_chunks = padded_layers(config, num_stages), config.pipeline_chunks
@@ -220,7 +230,7 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             for name in changes if name in declared
         }  # fmt: skip
         return None, {**declared, **changed}
-    frozen = model.parameters()
+    frozen = whole
     if config.lora.base == "nf4":
         frozen = quantised_declarations(frozen)
     return frozen, model.adapters(config.lora)
@@ -304,6 +314,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             compute_capability=(int(major), int(minor)),
             remat=config.remat,
             layer_loop=config.layer_loop,
+            fold_experts=config.fold_experts,
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
             fp8=config.precision == "fp8",
@@ -326,6 +337,7 @@ def _step(
 ) -> Any:
     """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
     rate, on_host = schedule_of(config), _moments_on_host(config)
+    bias_rate = getattr(config.model, "router_bias_rate", 0.0)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         old = {name: state[name] for name in KEPT if name in state}
@@ -334,6 +346,9 @@ def _step(
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
+            excess = gradient
+            if bias_rate:
+                gradient = without_excess(gradient)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
@@ -341,6 +356,8 @@ def _step(
             updates, moments = optimizer.update(gradient, formats.widened(old["optimizer"]), wide)
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
             parameters = optax.apply_updates(wide, updates)
+            if bias_rate:
+                parameters = with_moved_bias(parameters, wide, excess, bias_rate)
             if config.state.moments == "8bit":
                 moments = formats.narrowed(moments)
             new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
@@ -448,7 +465,7 @@ def abstract_state(
     return jax.tree.map(described, shapes, shardings)
 
 
-def _by_dims(declared: Tree, mesh: Mesh, zero1: bool, *, in_step: bool = False) -> Tree:
+def _by_dims(declared: Tree, mesh: AnyMesh, zero1: bool, *, in_step: bool = False) -> Tree:
     """Return the shardings of declared parameters at rest, or as a step uses them."""
     return jax.tree.map(
         lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape, in_step=in_step)),

@@ -14,11 +14,11 @@ import jax
 import optax
 from jax.sharding import PartitionSpec
 
-from meshwright.sharding import TABLE_ROWS
+from meshwright.sharding import EXPERTS, TABLE_ROWS
 from meshwright.trainer.models import Parameter, is_parameter
 
 Tree = Any
-STACKED = ("chunks", "layers", "first_layers", "experts")  # dims that stack several parameters of one kind
+STACKED = ("chunks", "layers", "first_layers", *EXPERTS)  # dims that stack several parameters of one kind
 OUTER = (*TABLE_ROWS, "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
