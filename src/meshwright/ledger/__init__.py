@@ -31,13 +31,13 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
     from ._traffic import EXCHANGES as EXCHANGES
     from ._traffic import Message as Message
+    from ._traffic import channels_through_loops as channels_through_loops
     from ._traffic import crossing_bytes as crossing_bytes
     from ._traffic import domains_of as domains_of
     from ._traffic import is_of_experts as is_of_experts
     from ._traffic import is_overlapped as is_overlapped
     from ._traffic import message_of as message_of
     from ._traffic import span_of as span_of
-    from ._traffic import channels_through_loops as channels_through_loops
     from ._traffic import split_channels as split_channels
     from ._traffic import traffic_of as traffic_of
     from ._work_rules import CustomCall as CustomCall

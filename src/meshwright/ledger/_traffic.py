@@ -266,7 +266,7 @@ def split_channels(program: Program) -> frozenset[str]:
 
 
 def channels_through_loops(program: Program) -> frozenset[tuple[str, str]]:
-    """Return the loop bodies in which fusions continue a collective of a computation around, with its channel.
+    """Return the loop bodies in which fusions continue a collective from outside, with its channel.
 
     It begins before the loop and ends after it. Each round's fusion holds it, and it runs once.
     """
