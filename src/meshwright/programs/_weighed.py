@@ -163,9 +163,11 @@ def _accounted(
 
 def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
     """Return how a run sends tokens to experts; None if it has none."""
-    if run is None or not isinstance(run.model, TransformerModel) or run.model.num_experts is None:
+    if run is None or not isinstance(run.model, TransformerModel):
         return None
     model = run.model
+    if model.num_experts is None:
+        return None
     assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
     folded = ("tensor", "context") if run.fold_experts == "both" else (run.fold_experts,)
     ways = math.prod(mesh.get(axis, 1) for axis in ("expert", *folded))
