@@ -228,6 +228,11 @@ REFUSED = {
         "lora.targets has products of the MLP, and experts have no adapters",
         'use ["q_proj"',
     ),
+    "a router's bias": (
+        ("mixtral-8x7b", "lora.rank=2", "model.router_bias=true", "model.router_bias_rate=0.01"),
+        "model.router_bias_rate = 0.01 has nothing to move: lora freezes the router's bias",
+        "leave router_bias_rate out",
+    ),
     "plain": (
         ("gpt2-124m", "lora.rank=2", 'lora.targets=["gate_proj"]'),
         "has 'gate_proj', and a plain MLP has no gate",

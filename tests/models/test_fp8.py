@@ -214,3 +214,15 @@ def test_experts_products_take_eight_bits_on_a_gpu_that_has_them(capacity):
     by_format = found.ledger.flops.by_format
     expected = (attention + experts + of_gradients[0], 2 * attention + of_gradients[1])
     assert (by_format["fp8-e4m3"], by_format["fp8-e5m2"]) == expected
+
+
+@pytest.mark.wide
+def test_the_kernels_of_experts_fit_the_shared_memory_of_a_gpu_in_fp32():
+    """Blocks of 128 x 256 with steps of 64 numbers are for 16 bits: of 32 they would take 360 KB."""
+    sizes = ("model.num_layers=1", "model.embed_dim=256", "model.mlp_dim=512", "model.capacity_factor=none")
+    batch = ("batch.sequences=1", "batch.sequence_length=512", "data.source=synthetic", "precision=fp32")
+    found = mw.weigh("bytes-moe", on="1xH100", overrides=(*sizes, *batch))
+    rows = 2 * 512 + 4 * 64  # four experts have half a tile of padding each
+    by_module = found.ledger.flops.by_module
+    experts = sum(by_module[f"layers/mlp_block/experts/{name}"] for name in ("gate", "up", "down"))
+    assert experts == 3 * 2 * rows * 3 * 256 * 512

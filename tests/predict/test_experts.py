@@ -55,6 +55,15 @@ def test_a_load_takes_memory_and_the_ledger_says_what_is_assumed(balanced):
     assert any("2 times the mean" in words for words in found["2"].assumptions)
 
 
+def test_no_device_gets_more_than_all_tokens_nor_others_where_experts_are_whole():
+    most, more = weighed("model.expert_load=4"), weighed("model.expert_load=9")
+    assert slices(more) == slices(most)
+    assert any("4 times the mean of tokens, all of them" in words for words in more.ledger.assumptions)
+    whole = [weighed(f"model.expert_load={load}", layout="data=8") for load in (1, 3)]
+    assert slices(whole[1]) == slices(whole[0])
+    assert not any("expert_load" in words for each in whole for words in each.ledger.assumptions)
+
+
 @pytest.mark.parametrize(
     ("name", "load", "words"),
     [("bytes-moe", "0.9", "expected at least 1"), ("bytes-nano", "1.5", "has no effect without")],

@@ -372,6 +372,64 @@ def test_a_collective_that_fusions_carry_takes_its_link_while_they_compute(round
     assert walked.exposed[gather] == pytest.approx(max(0, link_seconds - computing), rel=1e-6)
 
 
+# As XLA's TPU backend writes it: the same, and a loop between the two whose body carries it too.
+THROUGH_A_LOOP = CARRIED.replace(
+    "ENTRY %main",
+    """%goes_on (c: f32[1000], u: f32[125000], o: f32[1000000]) -> (f32[1000], f32[125000], f32[1000000]) {
+  %c = f32[1000]{0} parameter(0)
+  %u = f32[125000]{0} parameter(1)
+  %o = f32[1000000]{0} parameter(2)
+  %g3 = f32[1000000]{0} all-gather(%u), channel_id=7, replica_groups=[1,8]<=[8], dimensions={0}
+  %n3 = f32[1000]{0} negate(%c)
+  ROOT %t3 = (f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) tuple(%n3, %u, %g3)
+}
+
+%body (w: (s32[], f32[1000], f32[125000], f32[1000000])) -> (s32[], f32[1000], f32[125000], f32[1000000]) {
+  %w = (s32[], f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%w), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %w1 = f32[1000]{0} get-tuple-element(%w), index=1
+  %w2 = f32[125000]{0} get-tuple-element(%w), index=2
+  %w3 = f32[1000000]{0} get-tuple-element(%w), index=3
+  %f3 = (f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) fusion(%w1, %w2, %w3), kind=kOutput, calls=%goes_on
+  %v1 = f32[1000]{0} get-tuple-element(%f3), index=0
+  %v2 = f32[125000]{0} get-tuple-element(%f3), index=1
+  %v3 = f32[1000000]{0} get-tuple-element(%f3), index=2
+  ROOT %w4 = (s32[], f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) tuple(%next, %v1, %v2, %v3)
+}
+
+%condition (z: (s32[], f32[1000], f32[125000], f32[1000000])) -> pred[] {
+  %z = (s32[], f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) parameter(0)
+  %j = s32[] get-tuple-element(%z), index=0
+  %n = s32[] constant(100)
+  ROOT %lt = pred[] compare(%j, %n), direction=LT
+}
+
+ENTRY %main""",
+).replace(
+    "  %f2 =",
+    """  %zero = s32[] constant(0)
+  %small = f32[1000]{0} slice(%x), slice={[0:1000]}
+  %whole = f32[1000000]{0} get-tuple-element(%f1), index=1
+  %begin = (s32[], f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) tuple(%zero, %small, %y, %whole)
+  %loop = (s32[], f32[1000]{0}, f32[125000]{0}, f32[1000000]{0}) while(%begin), condition=%condition,
+    body=%body, backend_config={"known_trip_count":{"n":"100"}}
+  %f2 =""".replace(",\n    body", ", body"),
+)
+
+
+def test_a_loop_between_the_fusions_of_a_collective_neither_sends_nor_moves_it_again(round_machine):
+    mesh, fleet = MESH, Fleet.parse("8xH100")
+    alone, looped = (executions_of(parse_program(text)) for text in (CARRIED, THROUGH_A_LOOP))
+    assert traffic_of(looped, mesh, fleet) == traffic_of(alone, mesh, fleet)
+    before, after = walk(round_machine, alone, mesh), walk(round_machine, looped, mesh)
+    (gather,) = after.transfers
+    assert after.total[gather] == before.total[gather]
+    # 100 rounds of 8 kB, where each carrier at the ends moves 12.5 MB.
+    assert after.total["memory-bound"] == pytest.approx(before.total["memory-bound"], rel=0.1)
+
+
 def test_the_gathers_of_a_tpu_program_are_priced(samples_of_tpu, round_machine):
     executions, mesh_axes, fleet = samples_of_tpu
     collectives, _ = traffic_of(executions, mesh_axes, fleet)

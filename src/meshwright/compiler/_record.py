@@ -109,11 +109,13 @@ class Routing:
     """How a model sends tokens to experts: what no compiled program tells of its messages.
 
     `load`: the tokens of the device that gets most, over the mean of all; 1.0 if they are balanced.
+    `ways`: devices that divide the experts; no load is above it. None: not known.
     """
 
     num_experts: int
     num_chosen: int  # of a token
     load: float = 1.0
+    ways: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,9 @@ def lora_problems(lora: LoraConfig, model: Model, *, zero1: bool) -> Iterator[Pr
     if model.num_experts is not None and "mlp" in chosen:
         what = "has products of the MLP, and experts have no adapters"
         yield "lora.targets", what, 'use ["q_proj", "k_proj", "v_proj", "o_proj"]'
+    if model.router_bias_rate:
+        what = f"= {model.router_bias_rate} has nothing to move: lora freezes the router's bias"
+        yield "model.router_bias_rate", what, "leave router_bias_rate out"
     if model.latent_rank is not None or model.num_dense_layers:
         what = f"= {lora.rank}, but adapters beside latent attention and dense first layers are not run"
         yield "lora.rank", what, "leave lora out, or fine-tune a model without them"

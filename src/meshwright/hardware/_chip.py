@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.formats import FORMATS
+from meshwright.units import format_bytes
 
 GIB = 2**30
 
@@ -304,6 +305,9 @@ def memory_fraction(chip: Chip, allowance_bytes: int) -> float:
     """
     memory_bytes = known_memory_bytes(chip)
     if not 0 <= allowance_bytes < memory_bytes:
-        what = f"an allowance of {allowance_bytes} bytes does not fit into {memory_bytes} of {chip.name}"
+        what = (
+            f"{format_bytes(allowance_bytes)} beside the program, what is reserved included, do not fit into "
+            f"the {format_bytes(memory_bytes)} of one {chip.name}"
+        )
         raise InputError(what, hint="reserve less: libraries and NCCL need room too")
     return max((memory_bytes - allowance_bytes) * 1000 // memory_bytes, 1) / 1000  # no pool is empty

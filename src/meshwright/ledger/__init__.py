@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
     from ._traffic import EXCHANGES as EXCHANGES
     from ._traffic import Message as Message
+    from ._traffic import channels_through_loops as channels_through_loops
     from ._traffic import crossing_bytes as crossing_bytes
     from ._traffic import domains_of as domains_of
     from ._traffic import is_of_experts as is_of_experts

@@ -44,9 +44,12 @@ def load_in_words(routing: Routing | None) -> tuple[str, ...]:
     """Return what is assumed of the experts' load, in words; nothing without experts."""
     if routing is None:
         return ()
+    if routing.ways == 1:
+        return ()  # each device multiplies its own tokens alone
     if routing.load == 1.0:
         return ("experts: every device gets as many tokens as another (model.expert_load = 1.0)",)
+    whole = ", all of them" if routing.load == routing.ways else ""
     return (
-        f"experts: one device gets {routing.load:g} times the mean of tokens (model.expert_load): the time "
-        "of its experts and their messages is multiplied by that, and so are their buffers",
+        f"experts: one device gets {routing.load:g} times the mean of tokens{whole} (model.expert_load): the "
+        "time of its experts and their messages is multiplied by that, and so are their buffers",
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.hardware import Fleet
@@ -261,13 +261,45 @@ def split_channels(program: Program) -> frozenset[str]:
 
     XLA's TPU backend splits them so that the fusions also compute. Each fusion holds the collective.
     """
-    fused = {name for _, i in program.instructions() if i.opcode == "fusion" for name in i.all_called}
-    channels = Counter(
-        i.attributes.get("channel_id", "")
-        for computation, i in program.instructions()
-        if computation.name in fused and i.opcode in COLLECTIVES
-    )
+    channels = Counter(channel for _, channel in _fused_channels(program))
     return frozenset(channel for channel, count in channels.items() if channel and count > 1)
+
+
+def channels_through_loops(program: Program) -> frozenset[tuple[str, str]]:
+    """Return the loop bodies in which fusions continue a collective from outside, with its channel.
+
+    It begins before the loop and ends after it. Each round's fusion holds it, and it runs once.
+    """
+    homes: dict[str, set[str]] = {}
+    for home, channel in _fused_channels(program):
+        homes.setdefault(channel, set()).add(home)
+    shared = {channel: of_channel for channel, of_channel in homes.items() if channel and len(of_channel) > 1}
+    if not shared:
+        return frozenset()
+    around = {
+        called: home.name
+        for home, i in program.instructions()
+        if i.opcode != "fusion"
+        for called in i.all_called
+    }
+
+    def continues(home: str, of_channel: set[str]) -> bool:
+        while (home := around.get(home, "")) and home not in of_channel:
+            pass
+        return bool(home)
+
+    return frozenset(
+        (home, channel) for channel, each in shared.items() for home in each if continues(home, each)
+    )
+
+
+def _fused_channels(program: Program) -> Iterator[tuple[str, str]]:
+    """Yield the computation of each fusion that holds a collective, with the collective's channel."""
+    for home, instruction in program.instructions():
+        if instruction.opcode == "fusion":
+            for _, inner in program.inside(instruction):
+                if inner.opcode in COLLECTIVES:
+                    yield home.name, inner.attributes.get("channel_id", "")
 
 
 def _link(message: Message, fleet: Fleet) -> tuple[str, str]:

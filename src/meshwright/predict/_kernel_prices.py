@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,13 +183,32 @@ class KernelWork:
         return sum(n for space, n in self.bytes_by_memory.items() if space not in (0, HOST_SPACE))
 
 
-def kernel_work(program: Program, computation: Computation, instruction: Instruction) -> KernelWork:
-    """Return the work of one instruction that is neither a collective, nor a loop, nor free."""
+def kernel_work(
+    program: Program, computation: Computation, instruction: Instruction, continued: Collection[str] = ()
+) -> KernelWork:
+    """Return the work of one instruction that is neither a collective, nor a loop, nor free.
+
+    `continued`: channels of collectives that a fusion here goes on with. Its own share of their bytes is not
+    known, and they are counted where each begins and ends.
+    """
+    moved = bytes_by_memory(program, computation, instruction)
+    if continued and instruction.opcode == "fusion":
+        moved -= _bytes_of_channels(program, instruction, continued)
     return KernelWork(
-        bytes_by_memory=bytes_by_memory(program, computation, instruction),
+        bytes_by_memory=moved,
         crossing_bytes=_host_transfer_bytes(computation, instruction),
         products=tuple(_works(program, computation, instruction)),
     )
+
+
+def _bytes_of_channels(program: Program, fusion: Instruction, channels: Collection[str]) -> Counter[int]:
+    """Return the bytes of the operands and results of collectives inside a fusion, by memory."""
+    moved: Counter[int] = Counter()
+    for home, inner in program.inside(fusion):
+        if inner.collective and inner.attributes.get("channel_id", "") in channels:
+            for array in (*home.operand_arrays(inner), *inner.arrays):
+                moved[array.memory_space] += array.num_bytes
+    return moved
 
 
 def kernel_of(

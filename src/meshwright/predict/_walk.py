@@ -26,7 +26,7 @@ from typing import Any
 
 from meshwright.compiler import Routing
 from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, ProgramPhases, module_of
-from meshwright.ledger import Message, is_of_experts, message_of, split_channels
+from meshwright.ledger import Message, channels_through_loops, is_of_experts, message_of, split_channels
 
 from ._kernel_prices import (
     HOST_SPACE,
@@ -132,6 +132,7 @@ class Schedule:
         self.routing = routing
         self.num_devices = math.prod(size for _, size in mesh_axes)
         self._split_channels = split_channels(self.program)
+        self._through_loops = channels_through_loops(self.program)
         self._steps: dict[str, tuple[tuple[str, Instruction], ...]] = {}
         self._messages: dict[Key, tuple[Message, ...]] = {}
         self._work: dict[Key, KernelWork] = {}
@@ -204,6 +205,8 @@ class Schedule:
         for home, inner in self.program.inside(fusion):
             if messages := self.messages(home, inner):
                 channel = inner.attributes.get("channel_id", "")
+                if (computation.name, channel) in self._through_loops:
+                    continue  # the computation around the loop begins and ends it
                 found.append((channel if channel in self._split_channels else inner.name, messages))
         return found
 
@@ -216,7 +219,8 @@ class Schedule:
         """Return the work of an instruction on the compute stream."""
         key = (computation.name, instruction.name)
         if key not in self._work:
-            self._work[key] = kernel_work(self.program, computation, instruction)
+            continued = [c for home, c in self._through_loops if home == computation.name]
+            self._work[key] = kernel_work(self.program, computation, instruction, continued)
         return self._work[key]
 
 

@@ -6,6 +6,7 @@ Neither importing it nor weighing imports jax: a worker process compiles. Used b
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def weigh_request(
     on_event(Phase(name="reckoning"))
     if facts["tokens_per_step"] is not None:
         compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
-    compiled = dataclasses.replace(compiled, routing=_routing(run))
+    compiled = dataclasses.replace(compiled, routing=_routing(run, dict(compiled.mesh_axes)))
     mesh = Layout(axes=compiled.mesh_axes) if layout is None else layout
     made = _accounted(request.name, run, fleet, mesh, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=facts["num_steps"])
@@ -161,13 +162,22 @@ def _accounted(
     )
 
 
-def _routing(run: RunConfig | None) -> Routing | None:
+def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
     """Return how a run sends tokens to experts; None if it has none."""
-    model = None if run is None else run.model
-    if not isinstance(model, TransformerModel) or model.num_experts is None:
+    if run is None or not isinstance(run.model, TransformerModel):
+        return None
+    model = run.model
+    if model.num_experts is None:
         return None
     assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
-    return Routing(num_experts=model.num_experts, num_chosen=model.experts_per_token, load=model.expert_load)
+    folded = ("tensor", "context") if run.fold_experts == "both" else (run.fold_experts,)
+    ways = math.prod(mesh.get(axis, 1) for axis in ("expert", *folded))
+    return Routing(
+        num_experts=model.num_experts,
+        num_chosen=model.experts_per_token,
+        load=min(model.expert_load, ways),
+        ways=ways,
+    )
 
 
 def _has_backward(compiled: Compiled) -> bool:

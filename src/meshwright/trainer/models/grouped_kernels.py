@@ -67,6 +67,11 @@ def _blocks(how: Grouping) -> Blocks:
     return OF_CAPABILITY.get(how.by_kernel or (0, 0), SMALL)
 
 
+def _widths(dtype: Any) -> int:
+    """Return how many numbers of 16 bits lie in one of `dtype`: a step of as many bytes has fewer numbers."""
+    return max(1, jnp.dtype(dtype).itemsize // 2)
+
+
 def _cost(how: Grouping, inputs: int, outputs: int, x: Array) -> pl.CostEstimate:
     size = x.dtype.itemsize
     moved = how.executed * (inputs + outputs) + how.experts * inputs * outputs
@@ -83,7 +88,8 @@ def by_matrix(
     `x` and the matrices have one format. The sums are rounded to `dtype`.
     """
     depth, columns = matrices.shape[axes.summed], matrices.shape[axes.left]
-    block = _fitted(_blocks(how).by_matrix, columns, depth)
+    block = _blocks(how).by_matrix
+    block = _fitted(block._replace(depth=block.depth // _widths(x.dtype)), columns, depth)
     num_tiles = x.shape[0] // how.tile
     call = pl.pallas_call(
         partial(_by_matrix, how=how, axes=axes, block=block, num_tiles=num_tiles),
@@ -174,13 +180,15 @@ def _of_matrices(
         x_ref, gradient_ref = gradient_ref, x_ref
     row, column, expert = (pl.program_id(axis) for axis in range(3))
     inputs, outputs = pl.ds(row * block.depth, block.depth), pl.ds(column * block.columns, block.columns)
-    size = min(STEP, how.tile)
+    wide = jnp.promote_types(
+        *(jnp.bfloat16 if a.dtype.itemsize == 1 else a.dtype for a in (x_ref, gradient_ref))
+    )
+    size = min(STEP // _widths(wide), how.tile)
     steps = how.tile // size  # of a tile
 
     def step(i: Array, total: Array) -> Array:
         rows = pl.ds(i * size, size)
         x, gradient = x_ref[rows, inputs], gradient_ref[rows, outputs]
-        wide = jnp.promote_types(*(jnp.bfloat16 if a.dtype.itemsize == 1 else a.dtype for a in (x, gradient)))
         return total + _dot(x.astype(wide), gradient.astype(wide), 0, 0)
 
     start = jnp.zeros((block.depth, block.columns), jnp.float32)
