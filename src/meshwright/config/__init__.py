@@ -85,6 +85,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._remat import in_order as in_order
     from ._remat import results_of as results_of
     from ._remat import saved_results as saved_results
+    from ._run_config import OFFLOADED as OFFLOADED
     from ._run_config import TYPED_FORMATS as TYPED_FORMATS
     from ._run_config import BatchConfig as BatchConfig
     from ._run_config import CheckpointConfig as CheckpointConfig

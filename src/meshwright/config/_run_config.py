@@ -402,6 +402,17 @@ MOST_ELEMENTS = 2**56
 """The most elements of one array. XLA counts bytes, and sums of several arrays, in signed 64-bit integers."""
 
 
+OFFLOADED = {
+    "none": (),
+    "optimizer": ("moments",),
+    "activations": ("activations",),
+    "both": ("moments", "activations"),
+    "state": ("moments", "parameters"),
+    "all": ("moments", "parameters", "activations"),
+}
+"""What each value of `offload` keeps in the hosts' memory."""
+
+
 class RunConfig(Section):
     """One run: the program that is weighed is the one that runs."""
 
@@ -462,11 +473,14 @@ class RunConfig(Section):
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
-    offload: Literal["none", "optimizer", "activations", "both"] = "none"
+    offload: Literal["none", "optimizer", "activations", "both", "state", "all"] = "none"
     """Arrays that wait in the hosts' memory.
-    Moments wait between steps, activations until the backward pass.
-    Effect: saves device memory, and every byte crosses the host's link twice a step. `activations` needs
-    `remat = "full"`."""
+    Moments and the copy in fp32 wait between steps, activations until the backward pass; `both` is these.
+    `state` is moments and the parameters of stacked layers, each fetched where a pass uses its layer; `all`
+    is `state` and activations.
+    Effect: saves device memory, and every byte crosses the host's link twice a step; a parameter twice a
+    microbatch, or once more if it is computed again, and twice for the update. `activations` and `all` need
+    `remat = "full"`: [with the host's memory](../how-to/fine-tuning-formats.md#with-the-hosts-memory)."""
     pipeline: PipelineSchedule = "1f1b"
     """Order in which microbatches pass the stages of a layout.
     Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do."""
@@ -509,6 +523,10 @@ class RunConfig(Section):
     def batch_unit(self) -> str:
         """Name what `tokens_per_step` counts: "tokens", or "rows" or "images" if the model takes those."""
         return "tokens" if self.model.takes == "sequences" else self.model.takes
+
+    def waits(self, part: Literal["moments", "parameters", "activations"]) -> bool:
+        """Return whether a part waits in the hosts' memory."""
+        return part in OFFLOADED[self.offload]
 
     @property
     def has_documents(self) -> bool:
@@ -659,23 +677,37 @@ class RunConfig(Section):
         """Yield problems with offload.
 
         Activations wait on the host only if a block saves one, its input. Moments wait there only if the
-        optimizer keeps any.
+        optimizer keeps any. Parameters do only if they are stacked layers that all are trained.
         """
         offload, hint = f"= {self.offload!r}", 'use offload = "optimizer"'
-        if self.offload in ("activations", "both") and not self.model.has_blocks:
+        if self.waits("parameters") and (why := self._why_not_held()) is not None:
+            yield "offload", f"{offload}, but {why}", hint
+        elif self.waits("activations") and not self.model.has_blocks:
             yield (
                 "offload",
                 f"{offload}, but a {self.model.kind} model has no blocks whose input is saved",
                 hint,
             )
-        elif self.offload in ("activations", "both") and self.remat != "full":
+        elif self.waits("activations") and self.remat != "full":
             what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
             yield "offload", what, 'use remat = "full", or offload = "optimizer"'
-        if self.offload in ("optimizer", "both") and not self.optimizer.moments():
+        if self.waits("moments") and not self.optimizer.moments():
             what = (
                 f"{offload}, but optimizer.kind = {self.optimizer.kind!r} without momentum keeps no moments"
             )
             yield "offload", what, "leave it out, or set optimizer.momentum"
+
+    def _why_not_held(self) -> str | None:
+        """Return why parameters cannot wait in the hosts' memory; None if they can."""
+        if not self.model.has_blocks or getattr(self.model, "unroll", False):
+            return f"a {self.model.kind} model without stacked layers fetches none one by one"
+        if self.layer_loop == "unroll":
+            return 'layer_loop = "unroll" has no loop that fetches one layer at a time'
+        if self.zero1:
+            return "zero1 gathers all parameters on the devices when a step begins"
+        if self.lora.rank is not None:
+            return f"lora.rank = {self.lora.rank} freezes the layers, and those stay on the devices"
+        return None
 
     def _data_problems(self) -> Iterator[Problem]:
         """Yield data that do not suit the model."""
