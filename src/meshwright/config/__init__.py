@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._models import LeNetModel as LeNetModel
     from ._models import LinearModel as LinearModel
     from ._models import ResNetModel as ResNetModel
+    from ._offload import OFFLOADED as OFFLOADED
     from ._optimizers import AdamWOptimizer as AdamWOptimizer
     from ._optimizers import ConstantSchedule as ConstantSchedule
     from ._optimizers import CosineSchedule as CosineSchedule
@@ -85,7 +86,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._remat import in_order as in_order
     from ._remat import results_of as results_of
     from ._remat import saved_results as saved_results
-    from ._run_config import OFFLOADED as OFFLOADED
     from ._run_config import TYPED_FORMATS as TYPED_FORMATS
     from ._run_config import BatchConfig as BatchConfig
     from ._run_config import CheckpointConfig as CheckpointConfig

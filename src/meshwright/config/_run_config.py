@@ -14,6 +14,7 @@ from meshwright.units import format_count
 from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
+from ._offload import OFFLOADED, offload_problems
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
 from ._remat import Remat, remat_problems
 from ._section import (
@@ -402,17 +403,6 @@ MOST_ELEMENTS = 2**56
 """The most elements of one array. XLA counts bytes, and sums of several arrays, in signed 64-bit integers."""
 
 
-OFFLOADED = {
-    "none": (),
-    "optimizer": ("moments",),
-    "activations": ("activations",),
-    "both": ("moments", "activations"),
-    "state": ("moments", "parameters"),
-    "all": ("moments", "parameters", "activations"),
-}
-"""What each value of `offload` keeps in the hosts' memory."""
-
-
 class RunConfig(Section):
     """One run: the program that is weighed is the one that runs."""
 
@@ -573,7 +563,7 @@ class RunConfig(Section):
             [
                 *self._model_problems(),
                 *self._data_problems(),
-                *self._offload_problems(),
+                *offload_problems(self),
                 *lora_problems(self.lora, self.model, zero1=self.zero1),
                 *self._batch_problems(),
                 *schedule_problems(self.schedule, self.steps),
@@ -672,42 +662,6 @@ class RunConfig(Section):
             what = f'= {batch.base_sequences} has no effect with schedule.scale = "none"'
             hint = 'use schedule.scale = "linear" or "sqrt", or leave it out'
             yield "batch.base_sequences", what, hint
-
-    def _offload_problems(self) -> Iterator[Problem]:
-        """Yield problems with offload.
-
-        Activations wait on the host only if a block saves one, its input. Moments wait there only if the
-        optimizer keeps any. Parameters do only if they are stacked layers that all are trained.
-        """
-        offload, hint = f"= {self.offload!r}", 'use offload = "optimizer"'
-        if self.waits("parameters") and (why := self._why_not_held()) is not None:
-            yield "offload", f"{offload}, but {why}", hint
-        elif self.waits("activations") and not self.model.has_blocks:
-            yield (
-                "offload",
-                f"{offload}, but a {self.model.kind} model has no blocks whose input is saved",
-                hint,
-            )
-        elif self.waits("activations") and self.remat != "full":
-            what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
-            yield "offload", what, 'use remat = "full", or offload = "optimizer"'
-        if self.waits("moments") and not self.optimizer.moments():
-            what = (
-                f"{offload}, but optimizer.kind = {self.optimizer.kind!r} without momentum keeps no moments"
-            )
-            yield "offload", what, "leave it out, or set optimizer.momentum"
-
-    def _why_not_held(self) -> str | None:
-        """Return why parameters cannot wait in the hosts' memory; None if they can."""
-        if not self.model.has_blocks or getattr(self.model, "unroll", False):
-            return f"a {self.model.kind} model without stacked layers fetches none one by one"
-        if self.layer_loop == "unroll":
-            return 'layer_loop = "unroll" has no loop that fetches one layer at a time'
-        if self.zero1:
-            return "zero1 gathers all parameters on the devices when a step begins"
-        if self.lora.rank is not None:
-            return f"lora.rank = {self.lora.rank} freezes the layers, and those stay on the devices"
-        return None
 
     def _data_problems(self) -> Iterator[Problem]:
         """Yield data that do not suit the model."""

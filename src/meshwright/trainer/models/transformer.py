@@ -287,17 +287,10 @@ class Transformer(Model):
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
     def _blocks(
-        self,
-        context: Context,
-        documents: Documents | None,
-        scanned: bool,
-        grouped: bool = False,
-        first: Array | int = 0,
+        self, context: Context, documents: Documents | None, scanned: bool, grouped: bool = False
     ) -> list[Any]:
         """Return the blocks of a group of layers, each a function of its input and (parameters, number).
 
-        Numbers begin at `first` + 1. With `context.held` a block fetches its layer from there, and fetches it
-        again where it is computed again.
         Each block of a group has its window, and its policy of rematerialisation. If `grouped`, each takes
         the parameters and numbers of the whole group: a layer's, taken out before, would be saved as a copy.
         """
@@ -307,7 +300,7 @@ class Transformer(Model):
         ) -> tuple[Array, Balance | None]:
             x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
             if context.held is not None:
-                parameters = fetched(parameters, context.held, number - 1 - first)
+                parameters = fetched(parameters, context.held[0], number - 1 - context.held[1])
             elif stacked is not None:
                 parameters = slice_layer(parameters, *stacked)
             return self._block(x, parameters, number, context, documents, windows[place % len(windows)])
@@ -340,7 +333,7 @@ class Transformer(Model):
                     blocks, x, list(zip(layers, first + jnp.arange(1, len(layers) + 1), strict=True))
                 )
             totals = {} if context.sums is None else context.sums.get(name, {})
-            held = None if context.held is None else context.held[name]
+            held = None if context.held is None else (context.held[name], first)
             (x, sums), balance = self._through_stack(
                 layers, (x, totals), replace(context, sums=None, held=held), documents, first
             )
@@ -361,7 +354,7 @@ class Transformer(Model):
         whole = num_layers // size * size
         # XLA takes a loop of one round apart, and would then keep what is computed again.
         scanned = not is_unrolled and (size == 1 or whole > size)
-        blocks = self._blocks(context, documents, scanned=scanned, grouped=size > 1, first=first)
+        blocks = self._blocks(context, documents, scanned=scanned, grouped=size > 1)
 
         def group(carry: tuple[Array, Tree], item: tuple[Tree, Array]) -> Any:
             (x, sums), ((layers, indices), place) = carry, item
@@ -386,7 +379,7 @@ class Transformer(Model):
             if sums:
                 rest, sums = taken(rest, sums, jnp.int32(whole))
             each = [(_at(rest, place), indices[whole + place]) for place in range(num_layers - whole)]
-            x, more = _one_by_one(self._blocks(context, documents, scanned=False, first=first), x, each)
+            x, more = _one_by_one(self._blocks(context, documents, scanned=False), x, each)
             carry, balance = (x, sums), jax.tree.map(lambda a, b: jnp.concatenate([a, b]), balance, more)
         return carry, balance
 

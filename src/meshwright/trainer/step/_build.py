@@ -108,10 +108,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     optimizer = optimizer_of(config, declared, mesh)
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
-    holds = config.waits("parameters")
+    holds, split = config.waits("parameters"), partial(_split, config)
     placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _on_host(config)}
-    state = abstract_state(init, declared, mesh, **placed)
-    batch = abstract_batch(config, mesh)
+    state, batch = abstract_state(init, declared, mesh, **placed), abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
     used = tables.declared(declared)
@@ -133,18 +132,16 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return model.loss(parameters, model_state, batch, context)
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
-        parameters, held = with_stand_ins(parameters) if holds else (parameters, None)
+        parameters, held = split(parameters)
         parameters = _as_computed(config, used, shardings, tables.widened(parameters), batch)
         if pipeline is not None:
             return pipeline.metrics(parameters, batch)
         return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None, held), batch)
 
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
-        parameters, held = with_stand_ins(state["parameters"]) if holds else (state["parameters"], None)
-        parameters = tables.widened(parameters)
-        # Layers on the host are given to the loss as adapters' base is, without a gradient.
+        parameters, held = split(state["parameters"])
+        computed = _as_computed(config, used, shardings, tables.widened(parameters), batch)
         base = held if frozen is None else tables.widened(state["frozen"])
-        computed = _as_computed(config, used, shardings, parameters, batch)
         now = {**state, "parameters": computed, "frozen": base}
         key = step_key(state)
         if pipeline is not None:
@@ -154,18 +151,25 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return value, outcome, tables.narrowed(gradient)
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
+    results = (state_shardings, replicated)
     step = _step(config, optimizer, moments, gradients, _by_dims(declared, mesh, config.zero1))
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
-        step=jax.jit(
-            step, donate_argnums=0, in_shardings=arguments, out_shardings=(state_shardings, replicated)
-        ),
+        step=jax.jit(step, donate_argnums=0, in_shardings=arguments, out_shardings=results),
         init=jax.jit(init, out_shardings=state_shardings),
         evaluate=jax.jit(evaluate, in_shardings=(*evaluated, batch_shardings), out_shardings=replicated),
         inspect=jax.jit(_inspect(gradients, holds), in_shardings=arguments, out_shardings=replicated),
         state=state,
         batch=batch,
     )
+
+
+def _split(config: RunConfig, parameters: Tree) -> tuple[Tree, Tree]:
+    """Return parameters that have gradients on the devices, and the layers in host memory or None.
+
+    Such layers are given to the loss as adapters' base is, without a gradient.
+    """
+    return with_stand_ins(parameters) if config.waits("parameters") else (parameters, None)
 
 
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
