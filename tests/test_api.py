@@ -97,7 +97,7 @@ def test_a_step_in_fp32_keeps_no_narrow_number_and_one_in_bf16_does(small, large
 
 def test_the_json_has_the_names_that_others_build_on(small):
     found = json.loads(json.dumps(small.to_dict()))
-    assert found["schema"] == 7
+    assert found["schema"] == 8
     fleet = found["fleet"]
     assert (fleet["name"], fleet["chip"], fleet["num_devices"]) == ("8xH100", "H100", 8)
     assert fleet["inside_bytes_per_second"] > fleet["between_bytes_per_second"] > 0

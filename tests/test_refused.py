@@ -17,7 +17,7 @@ import pytest
 import meshwright as mw
 from meshwright.compiler import Refusal, _compile_process, figures_of
 from meshwright.errors import CompileError, InputError
-from meshwright.worker._could_not import OutOfMemory, could_not_compile
+from meshwright.worker._reports import OutOfMemory, could_not_compile
 from tests.commands import run
 
 GIB = 2**30

@@ -17,12 +17,23 @@ SLICES = [
 several = st.builds(
     "{}x{}".format, st.integers(1, 40), st.sampled_from([name for name in SLICES if name[:2] != "v3"])
 ).filter(lambda text: "TPU-v3" not in text)
+
+
+def _is_whole_trays(count: str, name: str) -> bool:
+    """Whether a rack of such a chip has as many devices in whole trays; any host of another chip has."""
+    chip, each = CATALOG[name], int(count)
+    return (
+        chip.chips_per_domain == chip.chips_per_host
+        or each % chip.chips_per_host == 0 <= chip.chips_per_domain - each
+    )
+
+
 counted = st.builds(
     "{}x{}x{}".format,
     st.integers(1, 600),
     st.integers(1, 80),
     st.sampled_from([c.name for c in CATALOG.values() if c.slices is None]),
-)
+).filter(lambda text: _is_whole_trays(*text.split("x", 2)[1:]))
 
 
 @pytest.mark.parametrize(

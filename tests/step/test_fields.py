@@ -293,6 +293,7 @@ ELSEWHERE = {
     "data.instructions.loss_on": "says what a batch's answers mark: tests/data/test_instructions.py",
     "data.instructions.too_long": "says what long conversations do: tests/data/test_instructions.py",
     "data.instructions.held_out_fraction": "says how many lines training does not see",
+    "model.transformer.expert_load": "multiplies what is predicted",
     "checkpoint.every_steps": "says when the training loop saves",
     "checkpoint.keep_last": "says which checkpoints stay",
     "checkpoint.keep_every": "says which checkpoints stay",

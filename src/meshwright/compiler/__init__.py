@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import CorruptFolder as CorruptFolder
     from ._record import Declared as Declared
     from ._record import NamedKernel as NamedKernel
+    from ._record import Refusal as Refusal
     from ._record import Request as Request
     from ._record import Routing as Routing
     from ._record import RulesFile as RulesFile
@@ -75,7 +76,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import digest_of_sources as digest_of_sources
     from ._record import installed_versions as installed_versions
     from ._record import read_text as read_text
-    from ._refusal import Refusal as Refusal
     from ._refusal import RefusedForMemory as RefusedForMemory
     from ._refusal import figures_of as figures_of
     from ._scripts import Candidate as Candidate

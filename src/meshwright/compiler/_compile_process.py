@@ -51,10 +51,10 @@ from ._record import (
     STDERR_FILE,
     Compiled,
     Declared,
+    Refusal,
     Request,
     TakesNoMesh,
 )
-from ._refusal import Refusal, RefusedForMemory
 
 NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
@@ -118,6 +118,8 @@ def compile_program(
     with _cache.making_program() as made:
         answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes, files, answers)
         if "refused" in answer:
+            from ._refusal import RefusedForMemory
+
             refusal = read_record(Refusal, answer["refused"], name="a refusal", hint="weigh again")
             raise RefusedForMemory(request.name, request.fleet, refusal)
         if "cached" in answer:  # a foreign step is found by its lowered text

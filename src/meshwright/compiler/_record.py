@@ -28,6 +28,7 @@ from meshwright.errors import InputError
 from meshwright.files import MOST_SOURCE_BYTES, reason
 from meshwright.files import read_text as read_file
 from meshwright.json_records import EXACT, read_record
+from meshwright.units import format_bytes
 
 from ._options import user_flags
 
@@ -310,3 +311,30 @@ def digest_of_sources(names: tuple[str, ...], suffixes: tuple[str, ...] = (".py"
             if path.suffix in suffixes and path.is_file():
                 digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A program that XLA refused because a device has too little memory, and what is known of it.
+
+    `needed_bytes` and `usable_bytes`: XLA's figures of one device, to the digits that it prints. `words`: the
+    sentence of XLA. `argument_bytes_by_role`: what the step's arguments take on one device, by their shapes.
+    """
+
+    needed_bytes: int
+    usable_bytes: int
+    words: str
+    compiler: str
+    seconds: float = 0.0
+    mesh_axes: tuple[tuple[str, int], ...] = ()
+    num_parameters: int | None = None
+    tokens_per_step: int | None = None
+    argument_bytes_by_role: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def line(self) -> str:
+        """XLA's figures in words."""
+        needed, usable = format_bytes(self.needed_bytes), format_bytes(self.usable_bytes)
+        beyond = self.needed_bytes - self.usable_bytes
+        share = f"{100 * beyond / self.usable_bytes:.1f} %"
+        return f"{needed} of {usable} per device, {format_bytes(beyond)} ({share}) too much"

@@ -10,42 +10,15 @@ and CPUs know no limit, and refuse nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from meshwright.errors import CompileError
-from meshwright.units import format_bytes
+
+from ._record import Refusal
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?)([KMGT]?)i?B?"
 _WHOLE = re.compile(rf"[Rr]an out of memory in memory space hbm\. Used {_SIZE} of {_SIZE} hbm")
 _EARLIER = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A program that XLA refused because a device has too little memory, and what is known of it.
-
-    `needed_bytes` and `usable_bytes`: XLA's figures of one device, to the digits that it prints. `words`: the
-    sentence of XLA. `argument_bytes_by_role`: what the step's arguments take on one device, by their shapes.
-    """
-
-    needed_bytes: int
-    usable_bytes: int
-    words: str
-    compiler: str
-    seconds: float = 0.0
-    mesh_axes: tuple[tuple[str, int], ...] = ()
-    num_parameters: int | None = None
-    tokens_per_step: int | None = None
-    argument_bytes_by_role: dict[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def line(self) -> str:
-        """XLA's figures in words."""
-        needed, usable = format_bytes(self.needed_bytes), format_bytes(self.usable_bytes)
-        beyond = self.needed_bytes - self.usable_bytes
-        share = f"{100 * beyond / self.usable_bytes:.1f} %"
-        return f"{needed} of {usable} per device, {format_bytes(beyond)} ({share}) too much"
 
 
 class RefusedForMemory(CompileError):

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from meshwright.compiler import Compiled, Refusal, RefusedForMemory, Request, Routing, compile_program
+from meshwright import compiler
+from meshwright.compiler import Compiled, Request, Routing, compile_program
 from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -41,7 +42,7 @@ def weigh_request(
     """
     try:
         compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
-    except RefusedForMemory as refused:
+    except compiler.RefusedForMemory as refused:
         return _without_program(request.name, run, fleet, layout, refused.refusal, facts)
     on_event(Phase(name="reckoning"))
     if facts["tokens_per_step"] is not None:
@@ -97,7 +98,7 @@ def weigh_lowered(
         compiled, folder, cached = compile_program(
             request, files=files, on_phase=lambda name: on_event(Phase(name=name)), answers=answers
         )
-    except RefusedForMemory as refused:
+    except compiler.RefusedForMemory as refused:
         made = _without_program(name, None, fleet, mesh, refused.refusal, facts)
         return dataclasses.replace(made, warnings=warnings, idle_devices=idle)
     compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
@@ -116,7 +117,7 @@ def _without_program(
     run: RunConfig | None,
     fleet: Fleet,
     layout: Layout | None,
-    refusal: Refusal,
+    refusal: compiler.Refusal,
     facts: RunFacts,
 ) -> Weighing:
     """Return the weighing of a program that the compiler refused, since it does not fit."""

@@ -35,9 +35,9 @@ from meshwright.measure import leak_error, noting_leaks_in_threads, refuse_leake
 from meshwright.sharding import axes_of
 
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
-from ._could_not import could_not_compile
 from ._deviceless import callbacks_without_devices, devices_of_kind, libraries_of_plugin
 from ._partitioning import answers_of, equations, renamed, rules_text
+from ._reports import could_not_compile
 from ._traced import count_traced, program_in
 
 PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker

@@ -60,9 +60,8 @@ from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
 
 from ._assembler import Gate, put_assembler
-from ._could_not import OutOfMemory, could_not_compile
 from ._optimised import is_steady, may_fail_late, optimised
-from ._reports import are_written, bytes_in, program_in, texts_in
+from ._reports import OutOfMemory, are_written, bytes_in, could_not_compile, program_in, texts_in
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 TOOLKIT = "cuda"  # in a worker's folder

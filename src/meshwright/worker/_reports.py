@@ -1,4 +1,4 @@
-"""Read the reports that XLA writes on an optimised program before it makes machine code of it.
+"""Read what XLA says of a program: its reports, before it makes machine code, or why it compiled none.
 
 Each is a file of the dump's folder, named after the module (`module_0001.jit_step.`), after the target, and
 by a suffix. The program is there twice. The text is what the ledger reads. The protocol buffer is the program
@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from meshwright.compiler import TEXTS
+from meshwright.errors import CompileError
 
 STEM = "after_optimizations"
 SUFFIXES = dict(zip(TEXTS, (".txt", "-buffer-assignment.txt", "-live-range.txt"), strict=True))
@@ -116,3 +117,28 @@ def bytes_in(assignment: str) -> dict[str, int]:
         for name in (name for name, is_held in zip(names, held, strict=True) if is_held):
             found[f"{where}{name}"] += int(size)
     return found
+
+
+class OutOfMemory(CompileError):
+    """A device has too little memory for a program. `figures`: bytes needed and usable."""
+
+    def __init__(self, message: str, words: str, figures: tuple[int, int]) -> None:
+        super().__init__(message, hint="weigh it with a smaller batch, or on more devices")
+        self.words, self.figures = words, figures
+
+
+def could_not_compile(what: str, failed: Exception) -> CompileError:
+    """Return the error for a compilation that failed.
+
+    Args:
+        what: the program, and perhaps its fleet.
+        failed: what the compiler raised.
+    """
+    from meshwright.compiler import figures_of
+
+    words = str(failed)
+    message = f"XLA could not compile {what}: {words}"
+    if (figures := figures_of(words)) is not None:
+        return OutOfMemory(message, words.partition("\n")[0], figures)
+    hint = "the compiler's words are above; `meshwright doctor` shows the versions in use"
+    return CompileError(message, hint=hint)

@@ -57,8 +57,6 @@ from meshwright.trainer.models.host_layers import HELD, in_space, with_stand_ins
 
 from . import _gradients as grads
 from . import _state_formats as _formats
-from ._balance import with_moved_bias, without_excess
-from ._first_layers import NAME as FIRST_LAYERS
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
@@ -227,6 +225,8 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             return None, declared
         num_layers, num_chunks = padded_layers(config, num_stages), config.pipeline_chunks
 
+        from ._first_layers import NAME as FIRST_LAYERS
+
         def staged(p: Parameter) -> Parameter:
             if num_chunks == 1:
                 return replace(p, shape=(num_layers, *p.shape[1:]))
@@ -355,6 +355,8 @@ def _step(
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             excess = gradient
             if bias_rate:
+                from ._balance import without_excess
+
                 gradient = without_excess(gradient)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
@@ -364,6 +366,8 @@ def _step(
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
             parameters = optax.apply_updates(wide, updates)
             if bias_rate:
+                from ._balance import with_moved_bias
+
                 parameters = with_moved_bias(parameters, wide, excess, bias_rate)
             if config.state.moments == "8bit":
                 moments = formats.narrowed(moments)

@@ -21,7 +21,6 @@ from meshwright.trainer.models import Parameter, is_parameter
 
 from ._eight_bits import EightBits, blocks_of, is_eight_bits
 from ._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, merged_entry
-from ._orthogonal import orthogonal
 
 Tree = Any
 
@@ -80,6 +79,8 @@ class _Declared:
         return matrix_dims(parameter).inputs_outputs(parameter.shape)
 
     def orthogonal(self, matrices: Tree, num_steps: int) -> Tree:
+        from ._orthogonal import orthogonal  # of Muon alone
+
         hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
         parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
         arrays, structure = jax.tree.flatten(matrices)
