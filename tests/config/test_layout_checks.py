@@ -272,6 +272,9 @@ def test_stages_keep_their_activations_on_the_devices():
     assert 'use offload = "optimizer"' in caught.value.hint
     check_layout(config, Layout.parse("data=2"))
     check_layout(load_config("bytes-nano", ["offload=optimizer"]), Layout.parse("stage=2"))
+    held = load_config("bytes-nano", ["offload=state"])
+    with pytest.raises(InputError, match="offload = 'state', but stage = 2 keeps its layers on its devices"):
+        check_layout(held, Layout.parse("stage=2"))
 
 
 def test_chunks_divide_the_layers_of_a_stage_and_groups_of_microbatches_pass_them():

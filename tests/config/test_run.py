@@ -123,6 +123,42 @@ def test_points_about_a_line_are_for_a_linear_model_of_one_input(preset: str, ta
             "= 'optimizer', but optimizer.kind = 'sgd' without momentum keeps no moments",
             "leave it out, or set optimizer.momentum",
         ),
+        (
+            "cruncher",
+            ["offload=state", "optimizer.momentum=0.9"],
+            "= 'state', but a cruncher model without stacked layers fetches none one by one",
+            'use offload = "optimizer"',
+        ),
+        (
+            "bytes-nano",
+            ["offload=state", "model.unroll=true"],
+            "= 'state', but a transformer model without stacked layers fetches none one by one",
+            'use offload = "optimizer"',
+        ),
+        (
+            "bytes-nano",
+            ["offload=state", "layer_loop=unroll"],
+            "= 'state', but layer_loop = \"unroll\" has no loop that fetches one layer at a time",
+            'use offload = "optimizer"',
+        ),
+        (
+            "bytes-nano",
+            ["offload=all", "zero1=true", "remat=full"],
+            "= 'all', but zero1 gathers all parameters on the devices when a step begins",
+            'use offload = "optimizer"',
+        ),
+        (
+            "bytes-nano",
+            ["offload=state", "lora.rank=4"],
+            "= 'state', but lora.rank = 4 freezes the layers, and those stay on the devices",
+            'use offload = "optimizer"',
+        ),
+        (
+            "bytes-nano",
+            ["offload=all"],
+            "= 'all', but with remat = 'dots-attention' blocks save more than their input",
+            'use remat = "full", or offload = "optimizer"',
+        ),
     ],
 )
 def test_what_cannot_be_offloaded_is_refused(preset, overrides, message, hint):

@@ -106,6 +106,7 @@ CASES = [
     pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
     pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
     pytest.param(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO), id="offloaded, in two"),
+    pytest.param(ALL_THREE, NANO, ("offload=all", "remat=full", *IN_TWO), id="state offloaded, in two"),
     *(
         pytest.param(axes, NANO, more, id=name, marks=pytest.mark.wide)
         for name, axes, more in (
@@ -442,6 +443,49 @@ def test_moments_are_made_and_stay_in_host_memory_and_counts_do_not(mesh):
         assert "pinned_host" not in jax.tree.leaves(kinds["parameters"])
 
 
+@pytest.mark.parametrize(
+    ("axes", "more"),
+    [
+        pytest.param({}, ("batch.microbatch_sequences=4", "remat=none"), id="sums in the loop"),
+        pytest.param(
+            {"fsdp": 2},
+            ("model.num_layers=5", "remat=full-every-2"),
+            id="groups and a rest",
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            {"data": 2, "expert": 2},
+            ("batch.microbatch_sequences=2", "model.num_experts=4", "model.experts_per_token=2"),
+            id="experts, each replica's own",
+            marks=pytest.mark.wide,
+        ),
+    ],
+)
+def test_parameters_in_host_memory_train_bitwise_as_on_the_devices(mesh, built_on, tmp_path, axes, more):
+    (_, on_devices), (config, held) = (
+        built_on(mesh(**axes), "bytes-nano", *NANO, *more, *offload) for offload in ((), ("offload=state",))
+    )
+    kinds = jax.tree.map(lambda x: x.sharding.memory_kind, held.state["parameters"])
+    assert set(jax.tree.leaves(kinds["layers"])) == {"pinned_host"}
+    assert "pinned_host" not in {kinds["embedding"], kinds["head"]}
+    first, *rest = batches_of(config, held)
+    state, metrics = held.step(held.init(np.uint32(0)), first)
+    other, wanted = on_devices.step(on_devices.init(np.uint32(0)), first)
+    assert all(equal(metrics, wanted))
+    checkpoints = Checkpoints(tmp_path)  # each goes on from the other's
+    checkpoints.save(1, state, {})
+    other, state = restore(checkpoints.newest(), on_devices.state), put(other, held)
+    checkpoints.close()
+    state, other = held.step(state, rest[0])[0], on_devices.step(other, rest[0])[0]
+    assert all(equal(state, other))
+    evaluated = [
+        built.evaluate(tree["parameters"], tree["model_state"], rest[0])
+        for built, tree in ((held, state), (on_devices, other))
+    ]
+    assert all(equal(*evaluated))
+    assert not any(jax.tree.leaves(held.inspect(state, rest[0])))
+
+
 def weighed(offload: str) -> mw.Weighing:
     return mw.weigh("bytes-nano", on="8xH100", layout="data=8", overrides=[*SMALL, f"offload={offload}"])
 
@@ -471,6 +515,28 @@ def test_a_devices_memory_falls_by_what_the_hosts_memory_then_holds(kept, offloa
     if moments:
         assert after.memory.by_category["optimizer_state"] == 4  # Adam's count of steps
     assert "offload that did not happen" not in {finding.kind for finding in after.findings}
+
+
+def test_a_devices_memory_falls_by_the_layers_that_the_hosts_memory_then_holds():
+    """By hand: 4 bytes for each parameter of the blocks, which the compiler holds twice on the host."""
+    moments, state = weighed("optimizer"), weighed("state")
+    before, after, layers = (
+        moments.ledger.memory,
+        state.ledger.memory,
+        4 * (PARAMETERS - 2 * 1024 * 256 - 256),
+    )
+    assert before.argument_bytes - after.argument_bytes == layers
+    assert layers <= after.host_bytes - before.host_bytes <= 2 * layers
+    assert after.by_category["parameters"] == 4 * (2 * 1024 * 256 + 256)
+    assert "offload that did not happen" not in {finding.kind for finding in state.ledger.findings}
+    transfers = [
+        sum(part.seconds for part in each.prediction.slices if part.name == "host-transfer")
+        for each in (moments, state)
+    ]
+    assert transfers[1] > transfers[0] + 3 * layers / 64e9  # fetched in both passes and for the update
+    meant = {a.path for a in state.compiled.arguments if a.host and a.role == "parameters"}
+    assert len(meant) == 9
+    assert all("['layers']" in path for path in meant)
 
 
 def test_arguments_that_were_meant_for_the_host_are_named_as_such():

@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._models import LeNetModel as LeNetModel
     from ._models import LinearModel as LinearModel
     from ._models import ResNetModel as ResNetModel
+    from ._offload import OFFLOADED as OFFLOADED
     from ._optimizers import AdamWOptimizer as AdamWOptimizer
     from ._optimizers import ConstantSchedule as ConstantSchedule
     from ._optimizers import CosineSchedule as CosineSchedule

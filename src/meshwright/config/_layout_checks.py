@@ -267,7 +267,10 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     elif config.lora.rank is not None:
         what = f"= {config.lora.rank}, but stage = {stages} has gradients of all parameters alone"
         yield "lora.rank", what, f"use fsdp={stages * layout.size('fsdp')} in place of stage and fsdp"
-    elif config.offload in ("activations", "both"):
+    elif config.waits("parameters"):
+        what = f"= {config.offload!r}, but stage = {stages} keeps its layers on its devices"
+        yield "offload", what, 'use offload = "optimizer", or fsdp in place of stage'
+    elif config.waits("activations"):
         what = f"= {config.offload!r}, but stage = {stages} keeps saved activations in slots on the devices"
         yield "offload", what, 'use offload = "optimizer"'
     else:

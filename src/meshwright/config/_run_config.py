@@ -14,6 +14,7 @@ from meshwright.units import format_count
 from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
+from ._offload import OFFLOADED, offload_problems
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
 from ._remat import Remat, remat_problems
 from ._section import (
@@ -462,11 +463,14 @@ class RunConfig(Section):
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
-    offload: Literal["none", "optimizer", "activations", "both"] = "none"
+    offload: Literal["none", "optimizer", "activations", "both", "state", "all"] = "none"
     """Arrays that wait in the hosts' memory.
-    Moments wait between steps, activations until the backward pass.
-    Effect: saves device memory, and every byte crosses the host's link twice a step. `activations` needs
-    `remat = "full"`."""
+    Moments and the copy in fp32 wait between steps, activations until the backward pass; `both` is these.
+    `state` is moments and the parameters of stacked layers, each fetched where a pass uses its layer; `all`
+    is `state` and activations.
+    Effect: saves device memory, and every byte crosses the host's link twice a step; a parameter twice a
+    microbatch, or once more if it is computed again, and twice for the update. `activations` and `all` need
+    `remat = "full"`: [with the host's memory](../how-to/fine-tuning-formats.md#with-the-hosts-memory)."""
     pipeline: PipelineSchedule = "1f1b"
     """Order in which microbatches pass the stages of a layout.
     Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do."""
@@ -509,6 +513,10 @@ class RunConfig(Section):
     def batch_unit(self) -> str:
         """Name what `tokens_per_step` counts: "tokens", or "rows" or "images" if the model takes those."""
         return "tokens" if self.model.takes == "sequences" else self.model.takes
+
+    def waits(self, part: Literal["moments", "parameters", "activations"]) -> bool:
+        """Return whether a part waits in the hosts' memory."""
+        return part in OFFLOADED[self.offload]
 
     @property
     def has_documents(self) -> bool:
@@ -555,7 +563,7 @@ class RunConfig(Section):
             [
                 *self._model_problems(),
                 *self._data_problems(),
-                *self._offload_problems(),
+                *offload_problems(self),
                 *lora_problems(self.lora, self.model, zero1=self.zero1),
                 *self._batch_problems(),
                 *schedule_problems(self.schedule, self.steps),
@@ -654,28 +662,6 @@ class RunConfig(Section):
             what = f'= {batch.base_sequences} has no effect with schedule.scale = "none"'
             hint = 'use schedule.scale = "linear" or "sqrt", or leave it out'
             yield "batch.base_sequences", what, hint
-
-    def _offload_problems(self) -> Iterator[Problem]:
-        """Yield problems with offload.
-
-        Activations wait on the host only if a block saves one, its input. Moments wait there only if the
-        optimizer keeps any.
-        """
-        offload, hint = f"= {self.offload!r}", 'use offload = "optimizer"'
-        if self.offload in ("activations", "both") and not self.model.has_blocks:
-            yield (
-                "offload",
-                f"{offload}, but a {self.model.kind} model has no blocks whose input is saved",
-                hint,
-            )
-        elif self.offload in ("activations", "both") and self.remat != "full":
-            what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
-            yield "offload", what, 'use remat = "full", or offload = "optimizer"'
-        if self.offload in ("optimizer", "both") and not self.optimizer.moments():
-            what = (
-                f"{offload}, but optimizer.kind = {self.optimizer.kind!r} without momentum keeps no moments"
-            )
-            yield "offload", what, "leave it out, or set optimizer.momentum"
 
     def _data_problems(self) -> Iterator[Problem]:
         """Yield data that do not suit the model."""

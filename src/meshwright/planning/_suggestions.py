@@ -96,7 +96,7 @@ def _offload_suggestion(config: RunConfig, fleet: Fleet, moments: int, lacking: 
         moments: their bytes on a device.
         lacking: the bytes that are too much; 0 if that is not known.
     """
-    if not moments or config.offload in ("optimizer", "both") or fleet.chip.platform == "cpu":
+    if not moments or config.waits("moments") or fleet.chip.platform == "cpu":
         return None
     is_enough = 0 < lacking <= moments
     effect = f"moments, {format_bytes(moments)} here, wait in the hosts' memory between steps"

@@ -505,9 +505,14 @@ def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     Its sharding does not show this, because described devices list no memories. A CPU's device memory is the
     host's memory.
     """
-    offload = (request.config or {}).get("offload")
-    moved = offload in ("optimizer", "both") and request.platform != "cpu"
-    return moved and bool(shape) and path.startswith(("state['optimizer']", "state['master']"))
+    from meshwright.config import OFFLOADED
+    from meshwright.trainer.models.host_layers import HELD
+
+    offloaded = OFFLOADED[(request.config or {}).get("offload", "none")]
+    parts = ("state['optimizer']", "state['master']") if "moments" in offloaded else ()
+    if "parameters" in offloaded:
+        parts += tuple(f"state['parameters']['{name}']" for name in HELD)
+    return request.platform != "cpu" and bool(shape) and path.startswith(parts)
 
 
 def _moment(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from meshwright.trainer.data import (
     tokenizer_path,
 )
 from meshwright.trainer.models import Context, model_of
+from meshwright.trainer.models.host_layers import with_stand_ins
 from meshwright.trainer.models.transformer import Transformer
 from meshwright.trainer.step import FORMATS, build_step, whole_parameters
 
@@ -97,7 +98,9 @@ def _sampler(config: RunConfig, mesh: Mesh, num_tokens: int, temperature: float)
     dtype = FORMATS[config.precision]
     context = Context(mesh=mesh, dtype=dtype, platform=platform, remat="none", adapter_scale=scale)
 
-    def next_token(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
+    def next_token(
+        parameters: dict[str, Any], context: Context, window: Array, filled: Array, key: Array
+    ) -> Array:
         hidden = model.hidden(parameters, window[None], context)[0][0]
         last = jax.lax.dynamic_index_in_dim(hidden, filled - 1, keepdims=False)
         logits = model.logits(parameters, last, context)
@@ -106,9 +109,15 @@ def _sampler(config: RunConfig, mesh: Mesh, num_tokens: int, temperature: float)
         return jax.random.categorical(key, logits / temperature)
 
     def sample(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
+        if config.waits("parameters"):
+            parameters, held = with_stand_ins(parameters)
+            used = replace(context, held=held)
+        else:
+            used = context
+
         def one(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], Array]:
             window, filled = carry
-            token = next_token(parameters, window, filled, key).astype(window.dtype)
+            token = next_token(parameters, used, window, filled, key).astype(window.dtype)
             is_full = filled == window.shape[0]
             moved = jnp.where(is_full, jnp.roll(window, -1), window)
             filled = jnp.where(is_full, filled, filled + 1)

@@ -62,6 +62,7 @@ class Context:
     training: bool = True  # False for evaluation on held-out data
     sums: Mapping[str, Tree] | None = None  # of gradients, by group of parameters (`Model.summed`)
     in_loop: bool = False  # a step runs the model once for each of several microbatches
+    held: Any = None  # stacked layers in host memory, by group; in a group, its own and its first one's place
 
     def pin(self, x: Array, *dims: str) -> Array:
         """Constrain the sharding of `x` by the names of its dimensions."""

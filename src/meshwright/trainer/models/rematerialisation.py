@@ -59,7 +59,7 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
         scanned: the block runs in a loop. Otherwise a barrier keeps the compiler from merging what is
             computed again with what was computed before, which would keep it in memory.
     """
-    if context.remat == "none" and num_shards(context.mesh) == 1:
+    if context.remat == "none" and num_shards(context.mesh) == 1 and context.held is None:
         return block
     assert block_policies(context.remat) == (context.remat,), "each block of a group has a policy of its own"
     policies = jax.checkpoint_policies
@@ -110,6 +110,8 @@ def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bo
         return False
     if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
         call = params["call_jaxpr"]
+        if any(inner.primitive.name == "device_put" for inner in call.eqns):
+            return False  # `fetched` from host memory: saved, all layers would be on the device
         gathers = any(_is_narrow(result) for result in call.out_avals)
         return not gathers and any(_saves_all_but_gathered(inner.primitive) for inner in call.eqns)
     if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):

@@ -37,6 +37,7 @@ from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tr
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .grad_accumulation import places, slice_layer, summed, taken
 from .grad_scheduling import delay_weight_grads
+from .host_layers import fetched
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .norms import normalised
 from .products import ADAPTER, product
@@ -298,7 +299,9 @@ class Transformer(Model):
             place: int, x: Array, layer: tuple[Tree, Array], stacked: tuple[Tree, Array] | None = None
         ) -> tuple[Array, Balance | None]:
             x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
-            if stacked is not None:
+            if context.held is not None:
+                parameters = fetched(parameters, context.held[0], number - 1 - context.held[1])
+            elif stacked is not None:
                 parameters = slice_layer(parameters, *stacked)
             return self._block(x, parameters, number, context, documents, windows[place % len(windows)])
 
@@ -330,8 +333,9 @@ class Transformer(Model):
                     blocks, x, list(zip(layers, first + jnp.arange(1, len(layers) + 1), strict=True))
                 )
             totals = {} if context.sums is None else context.sums.get(name, {})
+            held = None if context.held is None else (context.held[name], first)
             (x, sums), balance = self._through_stack(
-                layers, (x, totals), replace(context, sums=None), documents, first
+                layers, (x, totals), replace(context, sums=None, held=held), documents, first
             )
             return summed(x, sums, totals), balance
 

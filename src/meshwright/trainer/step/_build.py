@@ -9,7 +9,8 @@ Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` ar
 format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.
 
 Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
-and back after it, so its bytes cross the host's link twice per step.
+and back after it, so its bytes cross the host's link twice per step. So may stacked layers (`host_layers`): a
+pass fetches each layer, and the update copies all of them as it does moments.
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
 sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
 both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
@@ -52,6 +53,7 @@ from meshwright.trainer.models import (
     with_adapters,
     with_experts_over,
 )
+from meshwright.trainer.models.host_layers import HELD, in_space, with_stand_ins
 
 from . import _gradients as grads
 from . import _state_formats as _formats
@@ -104,9 +106,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     optimizer = optimizer_of(config, declared, mesh)
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
-    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _moments_on_host(config)}
-    state = abstract_state(init, declared, mesh, **placed)
-    batch = abstract_batch(config, mesh)
+    holds, split = config.waits("parameters"), partial(_split, config)
+    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _on_host(config)}
+    state, batch = abstract_state(init, declared, mesh, **placed), abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
     used = tables.declared(declared)
@@ -122,21 +124,23 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     def loss(
         parameters: Tree, model_state: Tree, batch: Tree, key: Any, frozen: Tree = None, sums: Tree = None
     ) -> tuple[Array, Outcome]:
-        if frozen is not None:
+        context = replace(context_of(key), sums=sums, held=frozen if holds else None)
+        if frozen is not None and not holds:
             parameters = with_adapters(frozen, parameters)
-        return model.loss(parameters, model_state, batch, replace(context_of(key), sums=sums))
+        return model.loss(parameters, model_state, batch, context)
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
+        parameters, held = split(parameters)
         parameters = _as_computed(config, used, shardings, tables.widened(parameters), batch)
         if pipeline is not None:
             return pipeline.metrics(parameters, batch)
-        return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None), batch)
+        return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None, held), batch)
 
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
-        parameters = tables.widened(state["parameters"])
-        now = {**state, "parameters": _as_computed(config, used, shardings, parameters, batch)}
-        if frozen is not None:
-            now["frozen"] = tables.widened(state["frozen"])
+        parameters, held = split(state["parameters"])
+        computed = _as_computed(config, used, shardings, tables.widened(parameters), batch)
+        base = held if frozen is None else tables.widened(state["frozen"])
+        now = {**state, "parameters": computed, "frozen": base}
         key = step_key(state)
         if pipeline is not None:
             value, outcome, gradient = pipeline.scaled_gradients(now, batch, key)
@@ -145,18 +149,25 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return value, outcome, tables.narrowed(gradient)
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
-    step = _step(config, optimizer, moments, gradients, state_shardings["parameters"])
+    results = (state_shardings, replicated)
+    step = _step(config, optimizer, moments, gradients, _by_dims(declared, mesh, config.zero1))
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
-        step=jax.jit(
-            step, donate_argnums=0, in_shardings=arguments, out_shardings=(state_shardings, replicated)
-        ),
+        step=jax.jit(step, donate_argnums=0, in_shardings=arguments, out_shardings=results),
         init=jax.jit(init, out_shardings=state_shardings),
         evaluate=jax.jit(evaluate, in_shardings=(*evaluated, batch_shardings), out_shardings=replicated),
-        inspect=jax.jit(_inspect(gradients), in_shardings=arguments, out_shardings=replicated),
+        inspect=jax.jit(_inspect(gradients, holds), in_shardings=arguments, out_shardings=replicated),
         state=state,
         batch=batch,
     )
+
+
+def _split(config: RunConfig, parameters: Tree) -> tuple[Tree, Tree]:
+    """Return parameters that have gradients on the devices, and the layers in host memory or None.
+
+    Such layers are given to the loss as adapters' base is, without a gradient.
+    """
+    return with_stand_ins(parameters) if config.waits("parameters") else (parameters, None)
 
 
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
@@ -192,7 +203,8 @@ def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> C
     mesh = context.mesh
     in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
     axes = replica_axes(mesh, config.zero1)
-    return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step)
+    of_frozen = {n: in_step[n] for n in HELD if n in in_step} if config.waits("parameters") else None
+    return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step, of_frozen=of_frozen)
 
 
 def whole_parameters(state: Tree) -> Tree:
@@ -292,10 +304,6 @@ def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) ->
     return jax.tree.map(jnp.mean, jax.lax.map(one, batch))
 
 
-def _moments_on_host(config: RunConfig) -> bool:
-    return config.offload in ("optimizer", "both")
-
-
 def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None], Context]:
     """Return the function that makes a model's `Context` from a microbatch's key.
 
@@ -313,10 +321,10 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             platform="cuda" if platform == "gpu" else platform,
             compute_capability=(int(major), int(minor)),
             remat=config.remat,
-            layer_loop=config.layer_loop,
+            layer_loop="keep" if config.waits("parameters") else config.layer_loop,
             fold_experts=config.fold_experts,
             zero1=config.zero1,
-            offloads=config.offload in ("activations", "both"),
+            offloads=config.waits("activations"),
             fp8=config.precision == "fp8",
             wide_gradients=config.gradient_sum == "all-fp32",
             adapter_scale=None if config.lora.rank is None else config.lora.scale,
@@ -336,13 +344,12 @@ def _step(
     shardings: Tree,
 ) -> Any:
     """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
-    rate, on_host = schedule_of(config), _moments_on_host(config)
+    rate, on_host = schedule_of(config), _on_host(config)
     bias_rate = getattr(config.model, "router_bias_rate", 0.0)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         old = {name: state[name] for name in KEPT if name in state}
-        if on_host:
-            old |= {name: moved(old[name], jax.memory.Space.Device) for name in ON_HOST if name in old}
+        old |= _moved_parts(old, on_host, jax.memory.Space.Device)
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
@@ -371,8 +378,7 @@ def _step(
                 key = jax.random.fold_in(step_key(state), _formats.OF_ROUNDING)
                 new = _formats.rounded_as(old, new, config.state, key)
             new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
-            if on_host:
-                new |= {name: moved(new[name], jax.memory.Space.Host) for name in ON_HOST if name in new}
+            new |= _moved_parts(new, on_host, jax.memory.Space.Host)
         metrics = {
             "loss": value,
             "gradient_norm": norm,
@@ -392,15 +398,29 @@ def step_key(state: Tree) -> Key[Array, ""]:
     return jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
 
 
-def _inspect(gradients: _Gradients) -> Any:
+def _inspect(gradients: _Gradients, holds: bool) -> Any:
     """Return the function, not jitted, that counts non-finite numbers: the causes of a step not applied."""
 
     def inspect(state: Tree, batch: Tree) -> Tree:
         value, _, gradient = gradients(state, batch)
-        inspected = {"batch": batch, "parameters": state["parameters"], "loss": value, "gradients": gradient}
+        parameters = state["parameters"]
+        if holds:
+            parameters = in_space(parameters, jax.memory.Space.Device)
+        inspected = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
         return jax.tree.map(lambda x: jnp.sum(~jnp.isfinite(x)), inspected)  # integers are always finite
 
     return inspect
+
+
+def _on_host(config: RunConfig) -> tuple[str, ...]:
+    """Return the parts of the state that wait in host memory; of parameters, only stacked layers."""
+    return (*(ON_HOST * config.waits("moments")), *(("parameters",) * config.waits("parameters")))
+
+
+def _moved_parts(state: Tree, on_host: tuple[str, ...], space: Any) -> Tree:
+    """Copy the parts `on_host` of a state, those that it has, between host memory and the devices."""
+    copies = {"parameters": in_space}
+    return {name: copies.get(name, moved)(state[name], space) for name in on_host if name in state}
 
 
 def moved(optimizer: Tree, space: Any) -> Tree:
@@ -440,15 +460,15 @@ def abstract_state(
     *,
     frozen: Tree = None,
     zero1: bool = False,
-    on_host: bool = False,
+    on_host: tuple[str, ...] = (),
 ) -> Tree:
     """Return the state's shapes with their shardings; moments are sharded as their parameters.
 
     `declared` and `frozen` are the declarations of trained and of frozen parameters.
 
-    If `on_host`, moments are in the memory of their device's host. Described devices, which are not present,
-    list no memories and ignore the memory kind. There the placement follows from `moved` within the step and
-    from the donation of the state.
+    The parts `on_host` are in the memory of their device's host; of parameters, stacked layers. Described
+    devices, which are not present, list no memories and ignore the memory kind. There the placement follows
+    from `moved` within the step and from the donation of the state.
     """
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -460,11 +480,13 @@ def abstract_state(
     shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
     if "master" in shapes:
         shardings["master"] = moment_shardings(shapes["master"], declared, mesh, zero1)
-    if on_host:
-        in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
-        for name in ON_HOST:
-            if name in shapes:
-                shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])
+    in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
+    for name in on_host:
+        if name == "parameters":
+            held = [group for group in HELD if group in declared]
+            shardings[name] |= {n: jax.tree.map(in_host, shardings[name][n], shapes[name][n]) for n in held}
+        elif name in shapes:
+            shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])
     described = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
     return jax.tree.map(described, shapes, shardings)
 

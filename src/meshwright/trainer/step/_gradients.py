@@ -51,7 +51,8 @@ def gradients_of(
     `summed` are added by the loss itself, which takes their sums as the keyword `sums` (see `Model.summed`).
     """
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
-    grad = jax.value_and_grad(loss if frozen is None else partial(loss, frozen=frozen), has_aux=True)
+    loss = loss if frozen is None else partial(loss, frozen=frozen)
+    grad = jax.value_and_grad(loss, has_aux=True)
     if num_microbatches == 1:
         first = jax.tree.map(lambda x: x[0], batch)
         (value, outcome), gradient = grad(parameters, state, first, jax.random.fold_in(key, 0))
@@ -101,6 +102,7 @@ def gradients_by_replica(
     formats: Tree = None,
     axes: tuple[str, ...] = (),
     in_step: Tree = None,
+    of_frozen: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient as `gradients_of`, but reduce once a step over `axes`.
 
@@ -109,7 +111,8 @@ def gradients_by_replica(
     device's tokens such that the mean over them is the whole batch's loss. The model state must not depend on
     the tokens. A single microbatch is left to the partitioner, which places the reductions inside the
     backward pass, where computation can hide them. The reduction is in `formats`, as are the sums over
-    microbatches. `in_step` are the PartitionSpecs of the parameters as the step uses them.
+    microbatches. `in_step` are the PartitionSpecs of the parameters as the step uses them, `of_frozen` those
+    of the frozen ones; None: they are whole along `axes`.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     if jax.tree.leaves(batch)[0].shape[0] == 1 or not axes:
@@ -131,11 +134,12 @@ def gradients_by_replica(
     whole = PartitionSpec()
     specs = jax.tree.map(lambda spec: only_axes(spec, axes), in_step)
     over = jax.tree.map(lambda spec: axes_beside(spec, axes), specs)
+    frozen_specs = whole if of_frozen is None else jax.tree.map(lambda s: only_axes(s, axes), of_frozen)
     each = jax.shard_map(
         local,
         mesh=mesh,
         axis_names=set(axes),
-        in_specs=(specs, whole, rows_spec(axes), whole, whole),
+        in_specs=(specs, whole, rows_spec(axes), whole, frozen_specs),
         out_specs=(
             whole,
             whole,
