@@ -14,7 +14,6 @@ from meshwright.units import format_count
 from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
-from ._offload import OFFLOADED, offload_problems
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
 from ._remat import Remat, remat_problems
 from ._section import (
@@ -516,6 +515,10 @@ class RunConfig(Section):
 
     def waits(self, part: Literal["moments", "parameters", "activations"]) -> bool:
         """Return whether a part waits in the hosts' memory."""
+        if self.offload == "none":
+            return False
+        from ._offload import OFFLOADED
+
         return part in OFFLOADED[self.offload]
 
     @property
@@ -563,7 +566,7 @@ class RunConfig(Section):
             [
                 *self._model_problems(),
                 *self._data_problems(),
-                *offload_problems(self),
+                *self._offload_problems(),
                 *lora_problems(self.lora, self.model, zero1=self.zero1),
                 *self._batch_problems(),
                 *schedule_problems(self.schedule, self.steps),
@@ -571,6 +574,12 @@ class RunConfig(Section):
             ]
         )
         return self
+
+    def _offload_problems(self) -> Iterator[Problem]:
+        if self.offload != "none":
+            from ._offload import offload_problems
+
+            yield from offload_problems(self)
 
     def _model_problems(self) -> Iterator[Problem]:
         """Yield settings that need blocks, sequences or products in eight bits, where the model has none."""

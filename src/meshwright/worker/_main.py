@@ -505,10 +505,13 @@ def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     Its sharding does not show this, because described devices list no memories. A CPU's device memory is the
     host's memory.
     """
+    offload = (request.config or {}).get("offload", "none")
+    if offload == "none":
+        return False
     from meshwright.config import OFFLOADED
     from meshwright.trainer.models.host_layers import HELD
 
-    offloaded = OFFLOADED[(request.config or {}).get("offload", "none")]
+    offloaded = OFFLOADED[offload]
     parts = ("state['optimizer']", "state['master']") if "moments" in offloaded else ()
     if "parameters" in offloaded:
         parts += tuple(f"state['parameters']['{name}']" for name in HELD)

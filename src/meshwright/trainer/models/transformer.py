@@ -37,7 +37,6 @@ from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tr
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .grad_accumulation import places, slice_layer, summed, taken
 from .grad_scheduling import delay_weight_grads
-from .host_layers import fetched
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .norms import normalised
 from .products import ADAPTER, product
@@ -300,7 +299,7 @@ class Transformer(Model):
         ) -> tuple[Array, Balance | None]:
             x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
             if context.held is not None:
-                parameters = fetched(parameters, context.held[0], number - 1 - context.held[1])
+                parameters = context.fetched(parameters, number)
             elif stacked is not None:
                 parameters = slice_layer(parameters, *stacked)
             return self._block(x, parameters, number, context, documents, windows[place % len(windows)])

@@ -53,7 +53,6 @@ from meshwright.trainer.models import (
     with_adapters,
     with_experts_over,
 )
-from meshwright.trainer.models.host_layers import HELD, in_space, with_stand_ins
 
 from . import _gradients as grads
 from . import _state_formats as _formats
@@ -167,7 +166,11 @@ def _split(config: RunConfig, parameters: Tree) -> tuple[Tree, Tree]:
 
     Such layers are given to the loss as adapters' base is, without a gradient.
     """
-    return with_stand_ins(parameters) if config.waits("parameters") else (parameters, None)
+    if not config.waits("parameters"):
+        return parameters, None
+    from meshwright.trainer.models.host_layers import with_stand_ins
+
+    return with_stand_ins(parameters)
 
 
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
@@ -203,7 +206,11 @@ def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> C
     mesh = context.mesh
     in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
     axes = replica_axes(mesh, config.zero1)
-    of_frozen = {n: in_step[n] for n in HELD if n in in_step} if config.waits("parameters") else None
+    of_frozen: Tree = None
+    if config.waits("parameters"):
+        from meshwright.trainer.models.host_layers import HELD
+
+        of_frozen = {n: in_step[n] for n in HELD if n in in_step}
     return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step, of_frozen=of_frozen)
 
 
@@ -405,7 +412,8 @@ def _inspect(gradients: _Gradients, holds: bool) -> Any:
         value, _, gradient = gradients(state, batch)
         parameters = state["parameters"]
         if holds:
-            parameters = in_space(parameters, jax.memory.Space.Device)
+            parameters = _moved_parts({"parameters": parameters}, ("parameters",), jax.memory.Space.Device)
+            parameters = parameters["parameters"]
         inspected = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
         return jax.tree.map(lambda x: jnp.sum(~jnp.isfinite(x)), inspected)  # integers are always finite
 
@@ -419,7 +427,11 @@ def _on_host(config: RunConfig) -> tuple[str, ...]:
 
 def _moved_parts(state: Tree, on_host: tuple[str, ...], space: Any) -> Tree:
     """Copy the parts `on_host` of a state, those that it has, between host memory and the devices."""
-    copies = {"parameters": in_space}
+    copies: dict[str, Any] = {}
+    if "parameters" in on_host:
+        from meshwright.trainer.models.host_layers import in_space
+
+        copies = {"parameters": in_space}
     return {name: copies.get(name, moved)(state[name], space) for name in on_host if name in state}
 
 
@@ -483,6 +495,8 @@ def abstract_state(
     in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
     for name in on_host:
         if name == "parameters":
+            from meshwright.trainer.models.host_layers import HELD
+
             held = [group for group in HELD if group in declared]
             shardings[name] |= {n: jax.tree.map(in_host, shardings[name][n], shapes[name][n]) for n in held}
         elif name in shapes:
