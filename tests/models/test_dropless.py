@@ -183,7 +183,7 @@ def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
 
 def test_eight_bits_drop_nothing_either(context):
     run = dataclasses.replace(context(fsdp=2, expert=4), fp8=True)
-    x, layer = normal(8, 12, EMBED, seed=7), layer_of()
+    x, layer = jnp.array(normal(8, 12, EMBED, seed=7)), layer_of()
     out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu))(x, layer)
     with jax.numpy_rank_promotion("allow"):
         wanted = dense(x, layer)
@@ -208,6 +208,6 @@ def test_the_gradient_of_the_bias_is_the_excess_of_tokens(layout, context):
     chosen = np.argsort(-scores, axis=1)[:, :2]
     excess = np.bincount(chosen.reshape(-1), minlength=8) - 32 * 2 / 8
     run = context(**layout)
-    loss = lambda layer: expert_mlp(x, layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
+    loss = lambda layer: expert_mlp(jnp.array(x), layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
     gradient = jax.jit(jax.grad(loss))({name: jnp.array(weight) for name, weight in layer.items()})
     np.testing.assert_allclose(gradient["router_bias"], excess, atol=1e-5)
