@@ -73,7 +73,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
 def ours(name: str, capability: tuple[int, int], gathered: bool) -> dict[str, Any]:
     """Measure our kernels at one size."""
     experts, inputs, outputs, rows = SHAPES[name]
-    how = grouping_for(rows, experts, "cuda", capability)
+    how = grouping_for(rows, experts, (inputs, outputs), "cuda", capability)
     num_tiles = tiles_for(rows, experts, how.tile)
     tiles = tiles_of(jnp.array(counts_of(experts, rows)), num_tiles, how.tile)
     filled = np.zeros((num_tiles * how.tile, 1), bool)

@@ -175,7 +175,7 @@ class Weighing(Reportable):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a compiler made the program; else it refused to, or PyTorch runs the step eagerly."""
+        """True if a compiler made the program; not if it refused to, or if PyTorch runs the step eagerly."""
         return isinstance(self.made_by, Compilation)
 
     @property

@@ -18,6 +18,7 @@ from meshwright.trainer.models.grouped_products import (
     tiles_for,
     tiles_of,
 )
+from meshwright.worker import count_traced
 
 pytestmark = pytest.mark.quick
 
@@ -211,3 +212,28 @@ def test_the_gradient_of_the_bias_is_the_excess_of_tokens(layout, context):
     loss = lambda layer: expert_mlp(jnp.array(x), layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
     gradient = jax.jit(jax.grad(loss))({name: jnp.array(weight) for name, weight in layer.items()})
     np.testing.assert_allclose(gradient["router_bias"], excess, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [48, 50], ids=["kernels", "loop"])
+def test_model_flops_are_those_of_the_routed_rows_whatever_multiplies(width, context):
+    """A width without a factor of 16 runs as a loop on a GPU too, over more rows than the kernels take."""
+    model = MODEL.model_copy(update={"mlp_dim": width})
+    run = dataclasses.replace(context(), platform="cuda", compute_capability=(9, 0))
+    layer = {name: jnp.zeros(p.shape) for name, p in expert_parameters(model).items()}
+    x = jnp.zeros((8, 12, EMBED))
+    loss = lambda x, layer: expert_mlp(x, layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
+    traced = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).trace(x, layer).jaxpr
+    found = count_traced(traced.jaxpr, "cuda", traced.consts).by_module
+    experts = sum(count for module, count in found.items() if "router" not in module)
+    assert experts == 3 * 2 * (8 * 12 * 2) * 3 * EMBED * width
+
+
+def test_eight_bits_of_an_odd_width_are_multiplied_wider(context):
+    """The loop stands in for the kernels on a GPU; its results are a CPU's, and not rounded to eight bits."""
+    model = MODEL.model_copy(update={"mlp_dim": 50})
+    declared = expert_parameters(model)
+    layer = {name: jnp.array(normal(*p.shape, seed=i)) for i, (name, p) in enumerate(declared.items())}
+    x, run = jnp.array(normal(8, 12, EMBED)), dataclasses.replace(context(), fp8=True)
+    on_gpu = dataclasses.replace(run, platform="cuda", compute_capability=(9, 0))
+    results = [expert_mlp(x, layer, model, each, jax.nn.silu)[0] for each in (run, on_gpu)]
+    np.testing.assert_array_equal(*results)

@@ -106,7 +106,7 @@ class TracedFlops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a model sends tokens to experts: what no compiled program tells of its messages.
+    """Hold how a model sends tokens to experts, which its compiled program does not show.
 
     `load`: the tokens of the device that gets most, over the mean of all; 1.0 if they are balanced.
     `ways`: devices that divide the experts; no load is above it. None: not known.

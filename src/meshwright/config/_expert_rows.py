@@ -9,7 +9,9 @@ TILE_ROWS = 128
 
 Of 64 and 128 rows the latter is faster on an H200 even for 256 rows of an expert: 384 and 345 TFLOP/s."""
 LEAST_SPARE = 1 / 8
+"""The spare rows of a pair of devices, over its even share, where the shares are large: a choice."""
 SIGMAS = 5.0
+"""The spare rows in standard deviations of even chances, where the shares are small: a choice."""
 
 
 def sent_rows(fair: Any) -> Any:

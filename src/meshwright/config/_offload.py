@@ -18,7 +18,7 @@ OFFLOADED = {
     "state": ("moments", "parameters"),
     "all": ("moments", "parameters", "activations"),
 }
-"""What each value of `offload` keeps in the hosts' memory."""
+"""The parts of a run that wait in the hosts' memory, by the value of `offload`."""
 
 
 def offload_problems(config: RunConfig) -> Iterator[Problem]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 Tree = Any
 Kept = Literal["parameters", "hidden", "others", "vectors", "sides"]
-"""What a moment has a number for: each parameter, each of the hidden matrices, each of the others, each of
-the vectors (norms and biases), or each row or column of a matrix."""
+"""The parameters that a moment has a number for: all, those of hidden matrices, all others, or vectors alone
+(norms and biases). Or it has one for each row or column of a matrix."""
 _GROUPS: dict[Kept, tuple[str, ...]] = {
     "parameters": ("hidden", "tables", "vectors"),
     "hidden": ("hidden",),

@@ -80,7 +80,7 @@ POLICIES: dict[str, Policy] = {
 NAMED_REMAT: tuple[str, ...] = (*POLICIES, *(f"full-every-{number}" for number in (2, 3, 4)))
 """These, and those of groups of blocks (`block_policies`)."""
 SEARCHED_REMAT = ("none", "dots-attention", "save:query,key,value,context,out", "full")
-"""What a plan tries by itself."""
+"""The policies that a plan tries."""
 SAVE = "save:"
 """The beginning of a policy that lists what a block keeps: `save:query,key,value`."""
 

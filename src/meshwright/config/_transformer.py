@@ -239,7 +239,7 @@ class TransformerModel(ModelKind):
     It is read from files and saved, and no gradient changes it; `router_bias_rate` does.
     Effect: `num_experts` numbers per layer, not counted as parameters."""
     router_bias_rate: NotNegativeFloat = 0.0
-    """What a step adds to the `router_bias` of an expert with fewer tokens than the mean, or takes away.
+    """Change of an expert's `router_bias` in a step: up if it got fewer tokens than the mean, down if more.
     It balances experts without a loss (Wang et al. 2024); DeepSeek-V3 trained with 0.001. 0 leaves the bias.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: scores"""
     router_groups: OptionalPositive = None

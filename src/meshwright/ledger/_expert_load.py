@@ -42,10 +42,8 @@ def with_load(memory: MemoryLedger, routing: Routing | None) -> MemoryLedger:
 
 def load_in_words(routing: Routing | None) -> tuple[str, ...]:
     """Return what is assumed of the experts' load, in words; nothing without experts."""
-    if routing is None:
+    if routing is None or routing.ways == 1:  # with one, each device multiplies its own tokens alone
         return ()
-    if routing.ways == 1:
-        return ()  # each device multiplies its own tokens alone
     if routing.load == 1.0:
         return ("experts: every device gets as many tokens as another (model.expert_load = 1.0)",)
     whole = ", all of them" if routing.load == routing.ways else ""

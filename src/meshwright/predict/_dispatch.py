@@ -16,7 +16,7 @@ from meshwright.compiler import Routing
 
 
 def reached(routing: Routing, parts: int) -> float:
-    """Return the probability that any of a token's experts lies in one of `parts` equal parts.
+    """Return the probability that a given one of `parts` equal parts holds any of a token's experts.
 
     >>> round(15 * reached(Routing(num_experts=128, num_chosen=8), 16), 1)  # 15 other devices
     6.2

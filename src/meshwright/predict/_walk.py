@@ -324,9 +324,8 @@ class _Stream:
         self._started: dict[str, tuple[str, float]] = {}  # by instruction: link and end
         self._carriers: dict[str, int] = {}  # by channel: fusions still to come that carry it
         self._carried_until: dict[str, float] = {}
-        self._copies: dict[
-            str, float
-        ] = {}  # seconds that each copy still needs, in the order of their starts
+        # Seconds that each copy still needs, in the order of their starts.
+        self._copies: dict[str, float] = {}
         self._walked = Walked()
 
     def run(self, kind: str, instruction: Instruction) -> None:

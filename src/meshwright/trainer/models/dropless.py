@@ -42,7 +42,7 @@ Mlp = Callable[[Array, Array, Callable[[Array, str], Array]], Array]
 
 
 class Run(NamedTuple):
-    """What the experts of a run are: the axes of their matrices by name, what each computes, and settings."""
+    """Hold what the experts of a run share: the axes of their matrices, what each computes, and settings."""
 
     axes: Mapping[str, Axes]
     mlp: Mlp
@@ -68,7 +68,9 @@ class Run(NamedTuple):
 
     def grouping(self, rows: int) -> Grouping:
         """Return how this device multiplies `rows` rows."""
-        return grouping_for(rows, self.own, self.context.platform, self.context.compute_capability)
+        context, split = self.context, self.senders // self.parts  # over `tensor`, the hidden units
+        sides = self.config.embed_dim, self.config.mlp_dim // split
+        return grouping_for(rows, self.own, sides, context.platform, context.compute_capability)
 
     def in_tiles(self, x: Array, factors: Array, matrices: Matrices, tiles: Tiles, how: Grouping) -> Array:
         """Run the experts on rows in tiles."""

@@ -155,7 +155,7 @@ def by_matrix(
     Tiles beyond the last row give zeros.
     """
     depth, columns = matrices.shape[axes.summed], matrices.shape[axes.left]
-    if how.by_kernel is not None and depth % LEAST_WIDTH == columns % LEAST_WIDTH == 0:
+    if how.by_kernel is not None:
         return _kernels().by_matrix(x, matrices, tiles, how, axes, dtype)
     rows, stacked = x.reshape(-1, how.tile, depth), matrices.transpose(axes.experts, axes.summed, axes.left)
 
@@ -176,10 +176,9 @@ def of_matrices(
     An expert without rows gets zeros. The result has the axes of the matrices.
     """
     inputs, outputs = x.shape[1], gradient.shape[1]
-    if how.by_kernel is not None and inputs % LEAST_WIDTH == outputs % LEAST_WIDTH == 0:
+    if how.by_kernel is not None:
         return _kernels().of_matrices(x, gradient, tiles, how, axes, dtype)
     rows, gradients = x.reshape(-1, how.tile, inputs), gradient.reshape(-1, how.tile, outputs)
-
     wide = jnp.promote_types(*(jnp.float32 if a.dtype.itemsize == 1 else a.dtype for a in (x, gradient)))
 
     def add(total: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -230,7 +229,7 @@ def _in_eight_bits(
     x: Quantised, matrices: NarrowMatrix, tiles: Tiles, how: Grouping, axes: Axes, dtype: Any
 ) -> Array:
     (x_values, x_scale), values = x, matrices.values
-    if how.by_kernel is None:  # a CPU has no products in eight bits
+    if how.by_kernel is None:  # a loop's products in eight bits would be rounded to eight bits
         x_values, values = x_values.astype(jnp.float32), values.astype(jnp.float32)
     y = by_matrix(x_values, values, tiles, how, axes, jnp.float32 if how.by_kernel is None else dtype)
     # Scales are powers of two, so that a product with them is exact.
@@ -243,11 +242,13 @@ def _kernels() -> Any:
     return grouped_kernels
 
 
-def grouping_for(rows: int, experts: int, platform: str, capability: tuple[int, int]) -> Grouping:
-    """Return how to multiply `rows` rows of `experts` experts on a platform: by kernels on NVIDIA's GPUs."""
-    return Grouping(
-        tile=tile_rows(rows, experts),
-        rows=rows,
-        experts=experts,
-        by_kernel=capability if platform == "cuda" else None,
-    )
+def grouping_for(
+    rows: int, experts: int, sides: tuple[int, int], platform: str, capability: tuple[int, int]
+) -> Grouping:
+    """Return how to multiply `rows` rows of `experts` experts with matrices of these sides on a platform.
+
+    On NVIDIA's GPUs kernels do, if both sides have a factor of `LEAST_WIDTH`.
+    """
+    takes_kernels = platform == "cuda" and all(side % LEAST_WIDTH == 0 for side in sides)
+    by_kernel = capability if takes_kernels else None
+    return Grouping(tile=tile_rows(rows, experts), rows=rows, experts=experts, by_kernel=by_kernel)

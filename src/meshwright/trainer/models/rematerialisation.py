@@ -124,4 +124,4 @@ RULES = {
     "attention": _saves_attention,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-"""What a policy may save beside results that have a name."""
+"""The rules of policies that also save results without a name."""

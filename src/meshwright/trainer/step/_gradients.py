@@ -160,7 +160,7 @@ def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
 
 
 def axes_beside(spec: PartitionSpec, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of `axes` that do not split an array with this PartitionSpec."""
+    """Return the axes among `axes` that do not split an array with this PartitionSpec."""
     splitting = {axis for part in spec for axis in axes_of(part)}
     return tuple(axis for axis in axes if axis not in splitting)
 
