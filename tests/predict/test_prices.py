@@ -2,10 +2,12 @@ import dataclasses
 
 import pytest
 
+from meshwright.compiler import NamedKernel
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
 from meshwright.ledger import Message
+from meshwright.ledger._work_rules import mark_kernels
 from meshwright.predict import machine_of
 from meshwright.predict._kernel_prices import bytes_by_memory, kernel_of, transfer_of
 
@@ -515,3 +517,46 @@ def test_a_link_without_a_figure_is_refused(field, groups, where):
     with pytest.raises(InputError, match=f"no figure for the link {where} of H100") as caught:
         transfer_of(unknown, gather(groups, 8), num_devices)
     assert "one fast domain" in caught.value.hint
+
+
+ROWS, INPUTS, OUTPUTS = 65_536, 4096, 14_336  # of Mixtral's eight experts
+PRODUCT_OF_EXPERTS = ("bf16[65536,4096]", "bf16[65536,14336]")
+GATHERED, STORED = (
+    "[4096,8,14336]",
+    "[8,4096,14336]",
+)  # as a gather over `fsdp` leaves matrices, and as they rest
+
+
+def seconds_of_experts(program_of, name, shapes, result, fleet="8xH100"):
+    """The seconds of one of our kernels of grouped products."""
+    program = program_of(call("kernel", "metadata={}", ["s32[520]", *shapes], result))
+    root = program.entry.root
+    operands = tuple((a.dtype, a.dims) for a in program.entry.operand_arrays(root))
+    results = tuple((a.dtype, a.dims) for a in root.arrays)
+    facts = {"recompute_flops": 0, "kind": "matmul", "format": "bf16", "source": "its cost_estimate"}
+    flops = 2 * ROWS * INPUTS * OUTPUTS
+    mark_kernels(program, [NamedKernel(name=name, operands=operands, results=results, flops=flops, **facts)])
+    return kernel_of(machine_of(Fleet.parse(fleet), None), program, program.entry, root)
+
+
+def test_experts_are_wide_by_their_matrices_however_these_lie(program_of):
+    x, y = PRODUCT_OF_EXPERTS
+    for name, of, result in (("experts_by_matrix", x, y), ("experts_by_transpose", y, x)):
+        gathered, stored = (
+            seconds_of_experts(program_of, name, [of, f"bf16{m}"], result) for m in (GATHERED, STORED)
+        )
+        assert gathered.seconds == stored.seconds
+        assert not gathered.unpriced
+    gathered, stored = (
+        seconds_of_experts(program_of, "experts_of_matrices", [x, y], f"f32{m}") for m in (GATHERED, STORED)
+    )
+    assert gathered.seconds == stored.seconds
+    # 0.80 of the 637 TFLOP/s that products of a fleet's H100 sustain
+    by_matrix = seconds_of_experts(program_of, "experts_by_matrix", [x, f"bf16{STORED}"], y)
+    assert 2 * ROWS * INPUTS * OUTPUTS / by_matrix.seconds == pytest.approx(0.80 * 637.44e12, rel=0.01)
+
+
+def test_experts_on_a_chip_that_measured_none_have_no_upper_end(program_of):
+    x, y = PRODUCT_OF_EXPERTS
+    found = seconds_of_experts(program_of, "experts_by_matrix", [x, f"bf16{STORED}"], y, "8xB200")
+    assert "no rate of it is known on B200 in bf16" in found.unpriced[0]

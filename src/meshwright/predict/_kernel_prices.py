@@ -242,7 +242,9 @@ def kernel_of(
         if (kernel := traced_kernel_of(place)) is not None:
             known_on: list[str] = []
             if kernel.name in runs()["grouped"]["shares"]:
-                seconds = _grouped_seconds(machine, inner, place, kernel, format_name, peak)
+                seconds = max(
+                    _grouped_seconds(machine, inner, place, kernel, format_name, peak), memory_seconds
+                )
                 known_on = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
             else:
                 seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
@@ -412,10 +414,11 @@ def _grouped_seconds(
     The gradient of matrices writes more than products of its FLOPs do, which is added.
     """
     rates, result = runs()["grouped"], place.arrays[0]
-    is_gradient = len(result.dims) > 2  # experts, inputs and outputs, or rows and outputs
-    matrices = result if is_gradient else computation.operand_arrays(place)[2]
+    is_gradient = len(result.dims) > 2  # experts, inputs and outputs in any order, or rows and outputs
+    _, rows, other = computation.operand_arrays(place)
     narrow, wide = rates["shares"][kernel.name]
-    share = narrow if min(matrices.dims[1:]) < rates["wide"] else wide
+    sides = rows.dims[1], (other if is_gradient else result).dims[1]
+    share = narrow if min(sides) < rates["wide"] else wide
     efficiency = machine.rates.gemm_for(format_name).efficiency
     sustained = machine.sustained_flops_per_second(format_name) or peak * efficiency
     written = result.num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
