@@ -240,20 +240,8 @@ def kernel_of(
         flops[format_name] += work.flops
         kind = "matmul" if _is_product(place) else work.kind
         if (kernel := traced_kernel_of(place)) is not None:
-            known_on: list[str] = []
-            if kernel.name in runs()["grouped"]["shares"]:
-                seconds = max(
-                    _grouped_seconds(machine, inner, place, kernel, format_name, peak), memory_seconds
-                )
-                known_on = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
-            else:
-                seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
-                known_on = [machine.name] if machine.is_tpu and kernel.name.startswith(SPLASH) else []
-            if machine.name not in known_on:
-                unpriced.append(
-                    f"kernel {kernel.name}: no rate of it is known on {machine.name} in {format_name}, "
-                    f"it is priced as a {kernel.kind} of ours"
-                )
+            seconds, unknown = _traced_seconds(machine, inner, place, kernel, format_name, peak, num_bytes)
+            unpriced.extend(unknown)
         elif in_library:
             seconds = max(work.flops / peak, memory_seconds)
             words = "no rate of it is known, its least time is taken: its FLOPs at the peak, or its bytes"
@@ -276,6 +264,33 @@ def kernel_of(
         kind, seconds = "memory-bound", passes * max(memory_seconds, vector_seconds)
     used = min(memory_seconds, seconds)
     return KernelTime(kind=kind, seconds=seconds, flops=flops, memory_seconds=used, unpriced=tuple(unpriced))
+
+
+def _traced_seconds(
+    machine: Machine,
+    computation: Computation,
+    place: Instruction,
+    kernel: NamedKernel,
+    format_name: str,
+    peak: float,
+    num_bytes: int,
+) -> tuple[float, list[str]]:
+    """Return the seconds of a traced kernel, and in words what is not known of its rate on this machine."""
+    if kernel.name in runs()["grouped"]["shares"]:
+        memory_seconds = num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+        seconds = max(
+            _grouped_seconds(machine, computation, place, kernel, format_name, peak), memory_seconds
+        )
+        known_on: list[str] = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
+    else:
+        seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
+        known_on = [machine.name] if machine.is_tpu and kernel.name.startswith(SPLASH) else []
+    if machine.name in known_on:
+        return seconds, []
+    return seconds, [
+        f"kernel {kernel.name}: no rate of it is known on {machine.name} in {format_name}, "
+        f"it is priced as a {kernel.kind} of ours"
+    ]
 
 
 def _passes(instruction: Instruction) -> int:
