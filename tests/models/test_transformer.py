@@ -11,9 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.config import TransformerModel
-from meshwright.trainer.models import Parameter, initial_parameters
+from meshwright.trainer.models import Parameter, initial_parameters, transformer, transformer_block
 from meshwright.trainer.models.rematerialisation import BLOCK_INPUT, rematerialised
 from meshwright.trainer.models.transformer import Transformer
+from meshwright.trainer.models.transformer_block import dropped_out
 from meshwright.worker import count_traced
 from tests.rounding import FLOAT32
 
@@ -217,22 +218,20 @@ def test_unrolled_layers_start_apart_from_each_other():
 # Dropout
 
 
-@pytest.fixture
-def dropped():
-    return Transformer(LLAMA.model_copy(update={"dropout": 0.25, "unroll": True}))
+DROPPED = LLAMA.model_copy(update={"dropout": 0.25})
 
 
-def test_dropout_zeros_a_share_and_scales_up_the_rest(dropped, context):
+def test_dropout_zeros_a_share_and_scales_up_the_rest(context):
     x = jnp.ones((20, 10, 16))
-    out = np.asarray(dropped._dropout(x, context(dropout_key=jax.random.key(0)), 0))
+    out = np.asarray(dropped_out(x, DROPPED, context(dropout_key=jax.random.key(0)), 0))
     assert set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.75)}
     assert (out == 0).mean() == pytest.approx(0.25, abs=0.03)
 
 
-def test_dropout_differs_by_place_and_by_key(dropped, context):
+def test_dropout_differs_by_place_and_by_key(context):
     x = jnp.ones((2, 3, 16))
     first, again, other_place, other_key = (
-        np.asarray(dropped._dropout(x, context(dropout_key=jax.random.key(seed)), place))
+        np.asarray(dropped_out(x, DROPPED, context(dropout_key=jax.random.key(seed)), place))
         for seed, place in ((0, 0), (0, 0), (0, 1), (1, 0))
     )
     np.testing.assert_array_equal(first, again)
@@ -244,11 +243,12 @@ def test_dropout_differs_by_place_and_by_key(dropped, context):
 def test_every_layer_and_branch_has_a_place_of_its_own(unroll, context, monkeypatch):
     places = []
 
-    def record(self, x, run, place):
+    def record(x, config, run, place):
         jax.debug.callback(lambda n: places.append(int(n)), jnp.asarray(place))
         return x
 
-    monkeypatch.setattr(Transformer, "_dropout", record)
+    for module in (transformer, transformer_block):
+        monkeypatch.setattr(module, "dropped_out", record)
     config = LLAMA.model_copy(update={"dropout": 0.25, "unroll": unroll})
     parameters = parameters_of(config)
     jax.jit(lambda p: Transformer(config).hidden(p, jnp.array(TOKENS), context()))(parameters)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
+from ._model_kind import ModelKind, ModelSizes
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -28,14 +28,9 @@ from ._section import (
     or_list,
     raise_problems,
 )
+from ._transformer_checks import transformer_problems
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
-_OF_EXPERTS = (
-    *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
-    *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
-    *("expert_load", "router_bias_rate"),
-)
-_NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 
 
 class TransformerModel(ModelKind):
@@ -468,154 +463,14 @@ class TransformerModel(ModelKind):
 
     @model_validator(mode="after")
     def _check_keys(self) -> TransformerModel:
-        problems = (
-            self._layer_problems,
-            self._position_problems,
-            self._window_problems,
-            self._latent_problems,
-            self._expert_problems,
-            self._router_problems,
-        )
-        raise_problems([problem for each in problems for problem in each()])
+        raise_problems(list(transformer_problems(self)))
         return self
-
-    def _window_problems(self) -> Iterator[Problem]:
-        """Yield the problems with windows: some keys need another."""
-        if self.window is None and self.global_every is not None:
-            what = f"= {self.global_every} has no effect without window"
-            yield "global_every", what, "leave global_every out"
-        if self.rope_local_theta is not None and (self.window is None or self.rope_theta is None):
-            needs = "rope_theta" if self.rope_theta is None else "window"
-            what = f"= {self.rope_local_theta} has no effect without {needs}"
-            yield "rope_local_theta", what, "leave rope_local_theta out"
-
-    def _layer_problems(self) -> Iterator[Problem]:
-        if self.num_heads % self.num_kv_heads:
-            what = f"= {self.num_kv_heads} does not divide num_heads = {self.num_heads}"
-            nearest = near_divisors(self.num_heads, self.num_kv_heads)[0]
-            yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
-        if self.bias and self.qkv_bias:
-            yield "qkv_bias", "= true has no effect with bias = true", "leave qkv_bias out"
-        if self.unroll and self.num_layers > MOST_UNROLLED:
-            what = (
-                f"= true writes out num_layers = {self.num_layers} blocks, and at most {MOST_UNROLLED} can be"
-            )
-            yield "unroll", what, "use unroll = false"
-
-    def _expert_problems(self) -> Iterator[Problem]:
-        """Yield the problems with experts: they have no biases, and their keys need `num_experts`."""
-        if self.num_experts is None:
-            for name in _OF_EXPERTS:
-                if (value := getattr(self, name)) and value != type(self).model_fields[name].default:
-                    yield name, f"= {value} has no effect without num_experts", f"leave {name} out"
-            return
-        if self.experts_per_token is None:
-            what = f"is missing; num_experts = {self.num_experts} needs it"
-            yield "experts_per_token", what, "set experts_per_token to 1 or 2"
-        elif self.experts_per_token > self.num_experts:
-            what = f"= {self.experts_per_token} is more than num_experts = {self.num_experts}"
-            yield "experts_per_token", what, f"use {self.num_experts} at most"
-        if self.bias:
-            yield "bias", "= true, but experts have no biases", "use bias = false"
-
-        if self.num_dense_layers >= self.num_layers:
-            what = f"= {self.num_dense_layers} leaves no layer of {self.num_layers} with experts"
-            yield "num_dense_layers", what, "leave num_experts out, or use fewer"
-        if (self.num_dense_layers > 0) != (self.dense_mlp_dim is not None):
-            yield "num_dense_layers", "and dense_mlp_dim need each other", "set both, or neither"
-        if self.num_dense_layers and len(self.windows) > 1:
-            what = f"= {self.num_dense_layers} with layers that take turns (global_every) is not run"
-            yield "num_dense_layers", what, "leave one of them out"
-
-    def _router_problems(self) -> Iterator[Problem]:
-        """Yield the problems with groups of experts, and with the rate of a bias that is not there."""
-        if self.router_bias_rate and not self.router_bias:
-            what = f"= {self.router_bias_rate} has nothing to move without router_bias"
-            yield "router_bias_rate", what, "set router_bias = true, or leave router_bias_rate out"
-        groups, chosen = self.router_groups, self.router_groups_chosen
-        if (groups is None) != (chosen is None):
-            yield "router_groups", "and router_groups_chosen need each other", "set both, or neither"
-        elif groups is not None and chosen is not None and self.num_experts is not None:
-            each, rest = divmod(self.num_experts, groups)
-            least = 2 if self.router == "sigmoid" else 1
-            if rest or each < least:
-                what = (
-                    f"= {groups} does not divide num_experts = {self.num_experts}, {least} or more to a group"
-                )
-                nearest = or_list(near_divisors(self.num_experts, min(groups, self.num_experts // least)))
-                yield "router_groups", what, f"use router_groups = {nearest}"
-            elif not chosen <= groups or chosen * each < (self.experts_per_token or 1):
-                what = (
-                    f"= {chosen} of {groups} groups cannot hold experts_per_token = {self.experts_per_token}"
-                )
-                yield "router_groups_chosen", what, f"use {groups} at most, and enough for the experts"
-
-    def _latent_problems(self) -> Iterator[Problem]:
-        """Yield the problems with latent attention, whose keys need each other."""
-        if self.latent_rank is None:
-            for name in ("query_rank", "rotary_dim", "value_dim"):
-                if (value := getattr(self, name)) is not None:
-                    yield name, f"= {value} has no effect without latent_rank", f"leave {name} out"
-            return
-        if self.rotary_dim is None or self.rotary_dim % 2 or self.rotary_dim >= self.head_dim:
-            what = (
-                f"= {self.rotary_dim}; latent attention needs an even number below head_dim = {self.head_dim}"
-            )
-            yield "rotary_dim", what, "set rotary_dim to half of head_dim or less"
-        if self.num_kv_heads != self.num_heads:
-            what = f"= {self.num_kv_heads}, but with latent_rank each of num_heads has keys of its own"
-            yield "num_kv_heads", what, f"use num_kv_heads = {self.num_heads}"
-        for name, plain in _NOT_LATENT.items():
-            if (value := getattr(self, name)) != plain:
-                what = f"= {value!r} is not run with latent_rank = {self.latent_rank}"
-                yield name, what, f"use {name} = {plain!r}"
+        return self
 
     @property
     def is_stretched(self) -> bool:
         """Return whether rotary wavelengths are stretched."""
         return self.rope_factor is not None or bool(self.rope_short_factors)
-
-    def _stretching_problems(self) -> Iterator[Problem]:
-        """Yield the problems with stretched wavelengths, whose keys need each other."""
-        name = "rope_short_factors" if self.rope_stretching == "longrope" else "rope_factor"
-        other = "rope_factor" if self.rope_stretching == "longrope" else "rope_short_factors"
-        if getattr(self, other):
-            what = f"has no effect with rope_stretching = {self.rope_stretching!r}"
-            yield other, what, f"leave {other} out"
-        if self.is_stretched and self.rope_theta is None:
-            yield name, "has no effect without rope_theta", f"leave {name} out"
-        needs = self.is_stretched and self.rope_stretching != "linear"
-        if needs != (self.rope_original_positions is not None):
-            what = f"and rope_original_positions need each other; {self.rope_stretching!r} stretching is set"
-            yield name, what, "set both, or neither, or the factor alone for linear stretching"
-        if self.is_stretched and self.rope_stretching == "yarn" and (self.rope_theta or 0) <= 1:
-            yield "rope_theta", f"= {self.rope_theta}; yarn needs a base above 1", "set rope_theta to 10000.0"
-        if self.rope_gain != 1 and not self.is_stretched:
-            yield "rope_gain", f"= {self.rope_gain} has no effect without {name}", "leave rope_gain out"
-        num_pairs = (self.rotary_dim or 2 * int(self.head_dim * self.rotary_share / 2)) // 2
-        for each in ("rope_short_factors", "rope_long_factors"):
-            if (count := len(getattr(self, each))) not in ((num_pairs,) if self.rope_short_factors else (0,)):
-                what = f"has {count} numbers, and positions turn {num_pairs} pairs of each head"
-                yield each, what, f"give one for each pair in {each}, or leave both lists out"
-
-    def _position_problems(self) -> Iterator[Problem]:
-        """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
-        needed, unused, example = "rope_theta", "max_positions", "10000.0"
-        if self.position == "learned":
-            needed, unused, example = unused, needed, "the longest sequence, e.g. 1024"
-        if getattr(self, needed) is None:
-            what = f"is missing; position = {self.position!r} needs it"
-            yield needed, what, f"set {needed} to {example}"
-        if (value := getattr(self, unused)) is not None:
-            what = f"= {value} has no effect with position = {self.position!r}"
-            yield unused, what, f'leave {unused} out, or set {unused} = "none"'
-        yield from self._stretching_problems()
-        if self.rope_low_factor >= self.rope_high_factor:
-            what = f"= {self.rope_low_factor} is not below rope_high_factor = {self.rope_high_factor}"
-            yield "rope_low_factor", what, "use rope_low_factor = 1.0"
-        if self.position == "rotary" and self.head_dim % 2:
-            what = f"= {self.head_dim} is odd; rotary positions turn pairs of numbers"
-            yield "head_dim", what, f"use head_dim = {self.head_dim + 1}"
 
 
 def block_policies(remat: str) -> tuple[str, ...]:

@@ -1,0 +1,165 @@
+"""Check the keys of a Transformer against each other: a key that needs another, or has no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ._model_kind import MOST_UNROLLED
+from ._section import Problem, near_divisors, or_list
+
+if TYPE_CHECKING:
+    from ._transformer import TransformerModel
+
+_OF_EXPERTS = (
+    *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
+    *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
+    *("expert_load", "router_bias_rate"),
+)
+_NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
+
+
+def transformer_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield what is wrong with a model's keys: the key, what it is, and what to use."""
+    for check in CHECKS:
+        yield from check(model)
+
+
+def _layer_problems(model: TransformerModel) -> Iterator[Problem]:
+    if model.num_heads % model.num_kv_heads:
+        what = f"= {model.num_kv_heads} does not divide num_heads = {model.num_heads}"
+        nearest = near_divisors(model.num_heads, model.num_kv_heads)[0]
+        yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
+    if model.bias and model.qkv_bias:
+        yield "qkv_bias", "= true has no effect with bias = true", "leave qkv_bias out"
+    if model.unroll and model.num_layers > MOST_UNROLLED:
+        what = f"= true writes out num_layers = {model.num_layers} blocks, and at most {MOST_UNROLLED} can be"
+        yield "unroll", what, "use unroll = false"
+
+
+def _position_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
+    needed, unused, example = "rope_theta", "max_positions", "10000.0"
+    if model.position == "learned":
+        needed, unused, example = unused, needed, "the longest sequence, e.g. 1024"
+    if getattr(model, needed) is None:
+        what = f"is missing; position = {model.position!r} needs it"
+        yield needed, what, f"set {needed} to {example}"
+    if (value := getattr(model, unused)) is not None:
+        what = f"= {value} has no effect with position = {model.position!r}"
+        yield unused, what, f'leave {unused} out, or set {unused} = "none"'
+    yield from _stretching_problems(model)
+    if model.rope_low_factor >= model.rope_high_factor:
+        what = f"= {model.rope_low_factor} is not below rope_high_factor = {model.rope_high_factor}"
+        yield "rope_low_factor", what, "use rope_low_factor = 1.0"
+    if model.position == "rotary" and model.head_dim % 2:
+        what = f"= {model.head_dim} is odd; rotary positions turn pairs of numbers"
+        yield "head_dim", what, f"use head_dim = {model.head_dim + 1}"
+
+
+def _window_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with windows: some keys need another."""
+    if model.window is None and model.global_every is not None:
+        what = f"= {model.global_every} has no effect without window"
+        yield "global_every", what, "leave global_every out"
+    if model.rope_local_theta is not None and (model.window is None or model.rope_theta is None):
+        needs = "rope_theta" if model.rope_theta is None else "window"
+        what = f"= {model.rope_local_theta} has no effect without {needs}"
+        yield "rope_local_theta", what, "leave rope_local_theta out"
+
+
+def _latent_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with latent attention, whose keys need each other."""
+    if model.latent_rank is None:
+        for name in ("query_rank", "rotary_dim", "value_dim"):
+            if (value := getattr(model, name)) is not None:
+                yield name, f"= {value} has no effect without latent_rank", f"leave {name} out"
+        return
+    if model.rotary_dim is None or model.rotary_dim % 2 or model.rotary_dim >= model.head_dim:
+        what = (
+            f"= {model.rotary_dim}; latent attention needs an even number below head_dim = {model.head_dim}"
+        )
+        yield "rotary_dim", what, "set rotary_dim to half of head_dim or less"
+    if model.num_kv_heads != model.num_heads:
+        what = f"= {model.num_kv_heads}, but with latent_rank each of num_heads has keys of its own"
+        yield "num_kv_heads", what, f"use num_kv_heads = {model.num_heads}"
+    for name, plain in _NOT_LATENT.items():
+        if (value := getattr(model, name)) != plain:
+            what = f"= {value!r} is not run with latent_rank = {model.latent_rank}"
+            yield name, what, f"use {name} = {plain!r}"
+
+
+def _expert_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with experts: they have no biases, and their keys need `num_experts`."""
+    if model.num_experts is None:
+        for name in _OF_EXPERTS:
+            if (value := getattr(model, name)) and value != type(model).model_fields[name].default:
+                yield name, f"= {value} has no effect without num_experts", f"leave {name} out"
+        return
+    if model.experts_per_token is None:
+        what = f"is missing; num_experts = {model.num_experts} needs it"
+        yield "experts_per_token", what, "set experts_per_token to 1 or 2"
+    elif model.experts_per_token > model.num_experts:
+        what = f"= {model.experts_per_token} is more than num_experts = {model.num_experts}"
+        yield "experts_per_token", what, f"use {model.num_experts} at most"
+    if model.bias:
+        yield "bias", "= true, but experts have no biases", "use bias = false"
+
+    if model.num_dense_layers >= model.num_layers:
+        what = f"= {model.num_dense_layers} leaves no layer of {model.num_layers} with experts"
+        yield "num_dense_layers", what, "leave num_experts out, or use fewer"
+    if (model.num_dense_layers > 0) != (model.dense_mlp_dim is not None):
+        yield "num_dense_layers", "and dense_mlp_dim need each other", "set both, or neither"
+    if model.num_dense_layers and len(model.windows) > 1:
+        what = f"= {model.num_dense_layers} with layers that take turns (global_every) is not run"
+        yield "num_dense_layers", what, "leave one of them out"
+
+
+def _router_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with groups of experts, and with the rate of a bias that is not there."""
+    if model.router_bias_rate and not model.router_bias:
+        what = f"= {model.router_bias_rate} has nothing to move without router_bias"
+        yield "router_bias_rate", what, "set router_bias = true, or leave router_bias_rate out"
+    groups, chosen = model.router_groups, model.router_groups_chosen
+    if (groups is None) != (chosen is None):
+        yield "router_groups", "and router_groups_chosen need each other", "set both, or neither"
+    elif groups is not None and chosen is not None and model.num_experts is not None:
+        each, rest = divmod(model.num_experts, groups)
+        least = 2 if model.router == "sigmoid" else 1
+        if rest or each < least:
+            what = f"= {groups} does not divide num_experts = {model.num_experts}, {least} or more to a group"
+            nearest = or_list(near_divisors(model.num_experts, min(groups, model.num_experts // least)))
+            yield "router_groups", what, f"use router_groups = {nearest}"
+        elif not chosen <= groups or chosen * each < (model.experts_per_token or 1):
+            what = f"= {chosen} of {groups} groups cannot hold experts_per_token = {model.experts_per_token}"
+            yield "router_groups_chosen", what, f"use {groups} at most, and enough for the experts"
+
+
+def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with stretched wavelengths, whose keys need each other."""
+    name = "rope_short_factors" if model.rope_stretching == "longrope" else "rope_factor"
+    other = "rope_factor" if model.rope_stretching == "longrope" else "rope_short_factors"
+    if getattr(model, other):
+        what = f"has no effect with rope_stretching = {model.rope_stretching!r}"
+        yield other, what, f"leave {other} out"
+    if model.is_stretched and model.rope_theta is None:
+        yield name, "has no effect without rope_theta", f"leave {name} out"
+    needs = model.is_stretched and model.rope_stretching != "linear"
+    if needs != (model.rope_original_positions is not None):
+        what = f"and rope_original_positions need each other; {model.rope_stretching!r} stretching is set"
+        yield name, what, "set both, or neither, or the factor alone for linear stretching"
+    if model.is_stretched and model.rope_stretching == "yarn" and (model.rope_theta or 0) <= 1:
+        yield "rope_theta", f"= {model.rope_theta}; yarn needs a base above 1", "set rope_theta to 10000.0"
+    if model.rope_gain != 1 and not model.is_stretched:
+        yield "rope_gain", f"= {model.rope_gain} has no effect without {name}", "leave rope_gain out"
+    num_pairs = (model.rotary_dim or 2 * int(model.head_dim * model.rotary_share / 2)) // 2
+    for each in ("rope_short_factors", "rope_long_factors"):
+        if (count := len(getattr(model, each))) not in ((num_pairs,) if model.rope_short_factors else (0,)):
+            what = f"has {count} numbers, and positions turn {num_pairs} pairs of each head"
+            yield each, what, f"give one for each pair in {each}, or leave both lists out"
+
+
+CHECKS = (
+    *(_layer_problems, _position_problems, _window_problems, _latent_problems),
+    *(_expert_problems, _router_problems),
+)
