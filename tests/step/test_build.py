@@ -505,7 +505,8 @@ def kept() -> mw.Weighing:
 )
 def test_a_devices_memory_falls_by_what_the_hosts_memory_then_holds(kept, offload, moments, activations):
     """By hand: two moments of 4 bytes for each parameter; the input of every block."""
-    before, after = kept.ledger.memory, weighed(offload).ledger
+    weighing = weighed(offload)
+    before, after = kept.ledger.memory, weighing.ledger
     on_host = moments * 8 * PARAMETERS + activations * BLOCK_INPUTS
     assert before.host_bytes == 0
     assert after.memory.host_bytes == on_host
@@ -515,6 +516,9 @@ def test_a_devices_memory_falls_by_what_the_hosts_memory_then_holds(kept, offloa
     if moments:
         assert after.memory.by_category["optimizer_state"] == 4  # Adam's count of steps
     assert "offload that did not happen" not in {finding.kind for finding in after.findings}
+    parts = {part.name: part.seconds for part in weighing.prediction.slices}
+    link = weighing.fleet.chip.host.bytes_per_second
+    assert parts["host-transfer"] == pytest.approx(2 * on_host / link, rel=0.01)  # to the host and back
 
 
 def test_a_devices_memory_falls_by_the_layers_that_the_hosts_memory_then_holds():
@@ -533,6 +537,8 @@ def test_a_devices_memory_falls_by_the_layers_that_the_hosts_memory_then_holds()
         sum(part.seconds for part in each.prediction.slices if part.name == "host-transfer")
         for each in (moments, state)
     ]
+    link = moments.fleet.chip.host.bytes_per_second
+    assert transfers[0] == pytest.approx(2 * 8 * PARAMETERS / link, rel=0.01)  # both moments, both ways
     assert transfers[1] > transfers[0] + 3 * layers / 64e9  # fetched in both passes and for the update
     meant = {a.path for a in state.compiled.arguments if a.host and a.role == "parameters"}
     assert len(meant) == 9
