@@ -19,10 +19,7 @@ HELD = ("layers", "dense_layers")
 
 
 def in_space(parameters: Tree, space: Any) -> Tree:
-    """Return parameters with those of `HELD` copied to the hosts' memory or to the devices.
-
-    Described devices list no memories, so the compiler has to read there where an argument lies.
-    """
+    """Return parameters with those of `HELD` copied to the hosts' memory or to the devices."""
     held = {name: parameters[name] for name in HELD if name in parameters}
     return {**parameters, **jax.tree.map(lambda x: jax.device_put(x, space), held)}
 
