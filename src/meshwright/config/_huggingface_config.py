@@ -39,13 +39,15 @@ def is_huggingface(tree: object) -> bool:
     return is_table(tree) and isinstance(tree.get("model_type"), str)
 
 
-def family_of(architectures: object) -> str | None:
-    """Return the `model_type` of a file by the names of its classes, or None.
+def family_of(tree: Tree) -> str | None:
+    """Return the family by which a file is read: its `model_type`, or that of the class that it names.
 
-    >>> family_of(["Qwen2ForCausalLM"])
-    'qwen2'
+    >>> family_of({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]})
+    'deepseek_v3'
     """
-    named = _listed(architectures)
+    if tree.get("model_type") in FAMILIES:
+        return tree["model_type"]
+    named = _listed(tree.get("architectures"))
     return next((name for name, family in FAMILIES.items() if family.architecture in named), None)
 
 
@@ -70,12 +72,12 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     >>> run["model"]["embed_dim"], run["batch"]["sequence_length"]
     (64, 512)
     """
-    family = FAMILIES.get(tree["model_type"])
     if reads_text_alone(tree):
         shared = {key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}
         return run_of_huggingface({**shared, **tree["text_config"]}, where)
-    if family is None:
+    if (name := family_of(tree)) is None:
         raise _not_known(tree, where)
+    family, tree = FAMILIES[name], {**tree, "model_type": name}
     _check_heads(tree, where)
     given = _given(tree, family)
     unread = set(given) - BESIDE
@@ -117,8 +119,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
 def reads_text_alone(tree: Tree) -> bool:
     """Return whether a file is of a model that reads more than text, whose text part has a known family."""
     inner = tree.get("text_config")
-    known = is_table(inner) and inner.get("model_type") in FAMILIES
-    return known and tree.get("model_type") not in FAMILIES
+    return is_table(inner) and family_of(inner) is not None and family_of(tree) is None
 
 
 def _given(tree: Tree, family: Family) -> dict[str, Any]:

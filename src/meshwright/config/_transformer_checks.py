@@ -49,7 +49,8 @@ def _position_problems(model: TransformerModel) -> Iterator[Problem]:
         what = f"= {value} has no effect with position = {model.position!r}"
         yield unused, what, f'leave {unused} out, or set {unused} = "none"'
     yield from _stretching_problems(model)
-    if model.rope_low_factor >= model.rope_high_factor:
+    low, high = model.rope_low_factor, model.rope_high_factor
+    if low > high or (low == high and model.rope_stretching != "yarn"):  # yarn rounds the two places apart
         what = f"= {model.rope_low_factor} is not below rope_high_factor = {model.rope_high_factor}"
         yield "rope_low_factor", what, "use rope_low_factor = 1.0"
     if model.position == "rotary" and model.head_dim % 2:
