@@ -403,9 +403,11 @@ def test_a_model_of_the_local_cache_is_found_by_its_id(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     family, known = FAMILIES[name], set(TransformerModel.model_fields)
-    assert {*family.keys, *family.fixed, *(ours for ours, *_ in family.switches.values())} <= known
+    switched = {ours for ours, *_ in family.switches.values()}
+    assert {*family.keys, *family.fixed, *family.inverses, *switched} <= known
     assert family.activation in family.defaults
-    assert set(family.by_head) <= set(family.weights)
+    assert {*family.by_head, *family.one_row} <= set(family.weights)
     assert family.windows in ("none", "all", "by layer")
+    assert family.unturned in ("none", "global", "by layer")
     page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
     assert f"`{name}`" in page.read_text()

@@ -85,7 +85,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     for ours, theirs in family.keys.items():
         unread.discard(theirs)
         if theirs in given:
-            model[ours] = given[theirs]
+            model[ours] = _of_all_layers(given[theirs])
     _check_sizes(tree, model, family, where)
     try:
         for read in READERS:
@@ -114,6 +114,12 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             "microbatch_sequences": 1,
         },
     }
+
+
+def _of_all_layers(value: Any) -> Any:
+    """Return the value of a list that has one for each layer, if all are alike (Hunyuan's `moe_topk`)."""
+    several = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return several[0] if several and all(each == several[0] for each in several) else value
 
 
 def reads_text_alone(tree: Tree) -> bool:
@@ -226,8 +232,9 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     """Return the file of a family with the sizes of a model, which that family need not be able to have."""
     tree: dict[str, Any] = {"model_type": name, "architectures": [family.architecture]}
     tree |= {theirs: getattr(model, ours) for ours, theirs in family.keys.items()}
-    theirs_of = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    tree[family.activation] = theirs_of[model.activation]
+    theirs_of = {ours: theirs for theirs, ours in reversed({**ACTIVATIONS, **family.activations}.items())}
+    tree[family.activation] = theirs_of.get(model.activation)
+    tree |= {theirs: 1 / getattr(model, ours) for ours, theirs in family.inverses.items()}
     if family.unpadded:
         tree["pad_token_id"] = None  # their own is beyond a small vocabulary
     tree |= {key: values[0] for key, values in family.only.items() if values}
@@ -238,8 +245,11 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
         tree |= {"sliding_window": model.window}
         tree |= {"layer_types": layers} if family.windows == BY_LAYER else {}
         tree |= {"use_sliding_window": True} if "use_sliding_window" in family.defaults else {}
-    elif family.windows == ALL:
+    elif "sliding_window" in family.defaults or family.windows == ALL:
         tree["sliding_window"] = None
+        tree |= {"layer_types": [GLOBAL] * model.num_layers} if family.windows == BY_LAYER else {}
+    if family.unturned == BY_LAYER:
+        tree["no_rope_layers"] = [int(model.turns[n % len(model.turns)]) for n in range(model.num_layers)]
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, **rotary_json(model)}
     return tree
@@ -254,6 +264,9 @@ def _routing_json(model: TransformerModel, family: Family) -> dict[str, Any]:
     if "dense_mlp_dim" in family.keys:
         tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
         tree |= family.ungrouped if model.router_groups is None else family.grouped
+    if family.dense_by_layer:
+        kinds = ["dense"] * model.num_dense_layers
+        tree["mlp_layer_types"] = kinds + ["sparse"] * (model.num_layers - len(kinds))
     for theirs, (ours, _, value_if_true) in family.switches.items():
         tree[theirs] = getattr(model, ours) == value_if_true
     return tree
@@ -265,10 +278,10 @@ def _architecture(model: TransformerModel) -> dict[str, Any]:
 
 
 def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read the activation, and the keys whose values are true or false."""
+    """Read the activation, the keys whose values are true or false, and those that divide."""
     family = FAMILIES[given["model_type"]]
     key = family.activation
-    unread -= {key, *family.ignored, *family.switches}
+    unread -= {key, *family.ignored, *family.switches, *family.inverses.values()}
     named = given.get(key, family.defaults[key])
     known = {**ACTIVATIONS, **family.activations}
     if named not in known:
@@ -276,6 +289,8 @@ def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str
     model["activation"] = known[named]
     for theirs, (ours, *values) in family.switches.items():
         model[ours] = values[bool(given[theirs])]
+    for ours, theirs in family.inverses.items():
+        model[ours] = 1 / given[theirs]
 
 
 def _kv_heads(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -289,6 +304,7 @@ def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> 
 
 MOST_LAYERS = 10_000  # whose kinds are listed
 ALL, BY_LAYER = "all", "by layer"  # which layers of a family may have a sliding window
+GLOBAL_ALONE = "global"  # layers without positions: those that see all
 
 
 _OF_WINDOWS = {
@@ -324,6 +340,24 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         model["global_every"] = size
 
 
+def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read which layers have no positions: those that a file lists, or those that see all positions."""
+    unturned, num_layers = FAMILIES[given["model_type"]].unturned, model["num_layers"]
+    if unturned == GLOBAL_ALONE and model.get("global_every"):
+        model["no_rope_every"] = model["global_every"]
+    if unturned != BY_LAYER:
+        return
+    unread -= {"no_rope_layers", "no_rope_layer_interval"}
+    every = given.get("no_rope_layer_interval", 0)
+    turned = given.get("no_rope_layers") or [int((n + 1) % every != 0) for n in range(num_layers)]
+    if 0 not in turned:
+        return
+    every = turned.index(0) + 1
+    if turned[:num_layers] != [int((n + 1) % every != 0) for n in range(num_layers)]:
+        raise not_understood(where, {"no_rope_layers": turned})
+    model["no_rope_every"] = every
+
+
 def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
     """Return the kind of each layer of a file that does not list them.
 
@@ -350,7 +384,18 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
 
 
 def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Drop keys of the router that have no effect with the given values."""
+    """Read which layers have experts, and drop keys of the router without effect with the given values."""
+    num_layers = model["num_layers"]
+    if "moe_layer_end_index" in given:
+        unread.discard("moe_layer_end_index")
+        if given["moe_layer_end_index"] not in (-1, num_layers - 1):
+            raise not_understood(where, {"moe_layer_end_index": given["moe_layer_end_index"]})
+    if FAMILIES[given["model_type"]].dense_by_layer:
+        unread.discard("mlp_layer_types")
+        kinds = given.get("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
+        model["num_dense_layers"] = first = kinds.count("dense")
+        if kinds != ["dense"] * first + ["sparse"] * (num_layers - first):
+            raise not_understood(where, {"mlp_layer_types": kinds})
     groups = model.get("router_groups"), model.get("router_groups_chosen")
     if given.get("topk_method") == "greedy" or groups == (1, 1):
         model.pop("router_groups", None)
@@ -392,5 +437,5 @@ def cached_config(name: str) -> Path | None:
 
 
 READERS: tuple[Callable[..., None], ...] = (
-    _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _expert_mlp
+    *(_activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _unturned, _expert_mlp),
 )  # fmt: skip

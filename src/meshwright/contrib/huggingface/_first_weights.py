@@ -7,6 +7,7 @@ Used by: `train`, through the registry, and `_exports`.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ class FirstWeights:
         self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         self._files = WeightFiles(folder)
+        for weight in self._weights:
+            if weight.constant is not None:
+                self._check_constant(weight.name.format(layer=weight.first), weight.constant)
+
+    def _check_constant(self, name: str, value: float) -> None:
+        """Raise an `InputError` if a number that every model of a family has is another in this folder."""
+        found = float(self._files.read(name))
+        if not math.isclose(found, value, rel_tol=0.01):  # as rounded to bf16
+            what = f"{self._files.folder}: {name} = {found:g}, and the model here has {value:g}"
+            raise InputError(what, hint="begin with weights that have it")
 
     @property
     def documents(self) -> dict[str, str]:

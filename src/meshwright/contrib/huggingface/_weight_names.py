@@ -27,6 +27,7 @@ Path = tuple[str, ...]
 Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloat16 and others
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
+BARE = "="  # begins a name that stands for itself, without .weight
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
@@ -38,8 +39,10 @@ class Weight:
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
     theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
-    `first`: the number of their layer that is our first.
-    `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `one_row`: theirs is a matrix of one row, and ours a vector. `fused`: all experts are in one array, the
+    first of whose dimensions counts them. `first`: the number of their layer that is our first.
+    `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1. `constant`: a
+    number that a file has for each layer and no model changes; `ours` only says how many layers there are.
     """
 
     name: str
@@ -47,8 +50,11 @@ class Weight:
     num_inputs: int = 0
     transposed: bool = True
     by_head: bool = False
+    one_row: bool = False
+    fused: bool = False
     first: int = 0
     added: float = 0.0
+    constant: float | None = None
 
 
 def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
@@ -70,7 +76,15 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         ours, _, condition = entry.partition(" if ")
         if not condition or (*ours.split(".")[:-1], condition) in declared:
             chosen[ours] = name
-    return tuple(weight for ours in chosen for weight in _weights(found, ours, chosen, declared, model))
+    found_weights = [weight for ours in chosen for weight in _weights(found, ours, chosen, declared, model)]
+    stacked = next(weight for weight in found_weights if "{layer}" in weight.name)
+    return (
+        *found_weights,
+        *(
+            replace(stacked, name=name, num_inputs=0, constant=value)
+            for name, value in found.constants.items()
+        ),
+    )
 
 
 def _declared(model: TransformerModel) -> dict[Path, Parameter]:
@@ -98,12 +112,15 @@ def _weights(
             continue
         is_product = declared[stack[0]].initial == "fan_in" and last not in TABLES
         num_inputs = int(is_product) + (last == "output")
+        name, bare = chosen[ours].removeprefix(BARE), chosen[ours].startswith(BARE)
         weight = Weight(
-            name=chosen[ours] if last.endswith(BIAS) else f"{chosen[ours]}.weight",
+            name=name if bare or last.endswith(BIAS) else f"{name}.weight",
             ours=stack,
             num_inputs=num_inputs,
             transposed=not (is_product and family.inputs_first),
             by_head=ours in family.by_head,
+            one_row=ours in family.one_row,
+            fused="experts" in declared[stack[0]].dims and "{expert}" not in name,
             first=model.num_dense_layers if group[:1] == ["layers"] else 0,
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
@@ -125,6 +142,9 @@ def to_huggingface(
     for weight in weights:
         arrays = [parameters[path] for path in weight.ours]
         for name, place in places_of(weight, arrays[0].shape):
+            if weight.constant is not None:
+                yield name, np.asarray(weight.constant, arrays[0].dtype)
+                continue
             joined = joined_weight(weight, [array[place] for array in arrays])
             yield name, joined - np.asarray(weight.added, joined.dtype) if weight.added else joined
 
@@ -143,7 +163,7 @@ def from_huggingface(
     Raises:
         InputError: an array has another shape than the model needs.
     """
-    for weight in weights:
+    for weight in (each for each in weights if each.constant is None):
         parts: dict[Path, Numbers] = {}
         for name, place in places_of(weight, shapes[weight.ours[0]]):
             array = read(name)
@@ -198,10 +218,13 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     """Return theirs from ours: of one layer and expert."""
     if weight.ours[0][0] in TABLES:
         return arrays[0]
+    if weight.fused:
+        one = replace(weight, fused=False)
+        return np.stack([joined_weight(one, list(each)) for each in zip(*arrays, strict=True)])
     rows = [_rows(weight, array) for array in arrays]
     joined = np.concatenate(rows, axis=2).reshape(len(rows[0]), -1) if weight.by_head else _side_by_side(rows)
     if not weight.num_inputs:
-        return joined[0]
+        return joined if weight.one_row else joined[0]
     return joined.T if weight.transposed else joined
 
 
@@ -221,16 +244,20 @@ def _divided(
     """Split a Hugging Face array into our parameters, by path and in our shapes."""
     num_stacked = sum(f"{{{field}}}" in weight.name for field in STACKED)
     ours = {path: shape[num_stacked:] for path, shape in shapes.items()}
-    wanted = joined_weight(weight, [np.broadcast_to(np.int8(0), shape) for shape in ours.values()]).shape
+    wanted = _shape_of(weight, list(ours.values()))
     if array.shape != wanted:
         raise InputError(
             f"{name} has the shape {array.shape}, and the configuration needs {wanted}",
             hint="use the config.json that lies beside the weights",
         )
+    if weight.fused:
+        inner = {p: (*shape[:num_stacked], *shape[num_stacked + 1 :]) for p, shape in shapes.items()}
+        each = [_divided(replace(weight, fused=False), one, name, inner) for one in array]
+        return {path: np.stack([one[path] for one in each]) for path in shapes}
     if weight.ours[0][0] in TABLES:
         return dict.fromkeys(ours, array)
     rows = array.T if weight.num_inputs and weight.transposed else array
-    rows = rows if weight.num_inputs else rows[None]
+    rows = rows if weight.num_inputs or weight.one_row else rows[None]
     if weight.by_head:
         heads = next(iter(ours.values()))[-2]
         by_head = np.split(
@@ -240,3 +267,11 @@ def _divided(
     ends = np.cumsum([math.prod(shape[weight.num_inputs :]) for shape in ours.values()])
     pieces = np.split(rows, ends[:-1], axis=1)
     return {path: piece.reshape(shape) for piece, (path, shape) in zip(pieces, ours.items(), strict=True)}
+
+
+def _shape_of(weight: Weight, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of theirs, of one layer and expert, from those of ours."""
+    if weight.fused:
+        one = _shape_of(replace(weight, fused=False), [shape[1:] for shape in shapes])
+        return (shapes[0][0], *one)
+    return joined_weight(weight, [np.broadcast_to(np.int8(0), shape) for shape in shapes]).shape
