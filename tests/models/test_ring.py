@@ -97,7 +97,7 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        return kernel_attention(*ordered[:3], given, split, Blocks())[:, np.argsort(order)]
+        return kernel_attention(*ordered[:3], given, None, split, Blocks())[:, np.argsort(order)]
 
     mask = segments[:, None, :, None] == segments[:, None, None, :] if documents else None
 
@@ -140,7 +140,7 @@ def test_windows_and_caps_are_those_of_the_definition(
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        out = kernel_attention(*ordered[:3], given, split, Blocks(shape.cap), shape.window)
+        out = kernel_attention(*ordered[:3], given, None, split, Blocks(shape.cap), shape.window)
         return out[:, np.argsort(order)]
 
     place = np.arange(length)
