@@ -136,7 +136,8 @@ class TransformerModel(ModelKind):
     `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x).
     Effect: elementwise arithmetic."""
     gate_limit: OptionalPositiveFloat = None
-    """Largest gate of a gated MLP, and largest magnitude of what it multiplies, to which 1 is added (gpt-oss).
+    """Largest gate of a gated MLP, and largest magnitude of what it multiplies, to which 1 is added.
+    So gpt-oss has it.
     Effect: elementwise arithmetic. Unit: none"""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head. Its first values have a deviation of
@@ -302,15 +303,17 @@ class TransformerModel(ModelKind):
             block += 2 * norm
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
-        experts = self.num_expert_layers * (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        experts = (
+            self.num_expert_layers * (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        )
         return tables * self.embed_dim + norm + self.num_layers * block + matrices + experts
 
     @property
     def num_active_parameters(self) -> int:
         """Number of parameters that one token uses: all but those of the experts to which it is not sent.
 
-        The unused experts have L (X - k) G E M, and their biases. This number is published as "active": 12.9B of Mixtral 8x7B's
-        46.7B (https://arxiv.org/abs/2401.04088).
+        The unused experts have L (X - k) G E M, and their biases. This number is published as "active": 12.9B
+        of Mixtral 8x7B's 46.7B (https://arxiv.org/abs/2401.04088).
         """
         idle = (self.num_experts or 0) - (self.experts_per_token or 0)
         each = self.num_mlp_parameters + self._num_expert_biases

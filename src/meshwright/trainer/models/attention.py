@@ -190,7 +190,7 @@ def _forward(
 
     result = on_each_device(local, mesh, arguments, result_spec)(query, key, value, segments)
     if sinks is not None:
-        result = PartResult(*with_sinks(*result, sinks))
+        result = PartResult(*with_sinks(result.out, result.log_sum_exp, sinks))
     result = PartResult(*(checkpoint_name(x, NAME) for x in result))
     return result.out, (query, key, value, segments, sinks, result)
 
@@ -201,7 +201,7 @@ def _backward(
     arguments, result_spec = _specs(mesh)
     size = ring_size(mesh)
     *inputs, sinks, result = saved
-    d_sinks = None if sinks is None else gradient_of_sinks(*result, sinks, d_out)
+    d_sinks = None if sinks is None else gradient_of_sinks(result.out, result.log_sum_exp, sinks, d_out)
 
     def local(
         query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array

@@ -2,10 +2,11 @@
 
 With a sink s, a query's weights are exp(score) / (exp(s) + the sum over all keys of exp(score)), and sum to
 less than 1 (OpenAI 2025, https://arxiv.org/abs/2508.10925, section 2.2; Xiao et al. 2023, arXiv 2309.17453).
-With the log-sum-exp L of the scores, the output is that of attention without a sink times 1 / (1 + exp(s - L)),
-and the log-sum-exp with the sink is log(exp(L) + exp(s)). So every kernel that returns L attends with sinks,
-fused ones and those over `context` included. Their backward passes compute weights from the output and the
-log-sum-exp that they are given, so with those of here their gradients are those of attention with a sink.
+With the log-sum-exp L of the scores, the output is that of attention without a sink, divided by
+1 + exp(s - L), and the log-sum-exp with the sink is log(exp(L) + exp(s)). So every kernel that returns L
+attends with sinks, fused ones and those over `context` included. Their backward passes compute weights from
+the output and the log-sum-exp that they are given. Given those with sinks, their gradients are those of
+attention with sinks.
 """
 
 from __future__ import annotations

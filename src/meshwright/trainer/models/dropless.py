@@ -38,11 +38,13 @@ from .grouped_products import (
 
 Matrices = dict[str, Any]
 LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
+
+
 class Rows(NamedTuple):
     """Say what belongs to rows of several experts.
 
-    `multiply`: multiplies each row with its expert's matrix of a name. `bias_of`: returns each row's bias of a
-    name in float32; None where there is none.
+    `multiply`: multiplies each row with its expert's matrix of a name. `bias_of`: returns each row's bias of
+    a name in float32; None where there is none.
     """
 
     multiply: Callable[[Array, str], Array]

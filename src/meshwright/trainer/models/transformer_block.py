@@ -131,7 +131,9 @@ class Block:
             query, key, value = self._projections(h, layer, context, documents, window is not None)
             if (factor := score_factor(c)) != 1:
                 query = query * jnp.asarray(factor, query.dtype)
-            sinks = context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+            sinks = (
+                context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+            )
             out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap), sinks)
             y = self._multiplied(out, layer, "attention", "output", context)
             y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
