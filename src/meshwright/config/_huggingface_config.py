@@ -118,8 +118,10 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
 
 def _of_all_layers(value: Any) -> Any:
     """Return the value of a list that has one for each layer, if all are alike (Hunyuan's `moe_topk`)."""
-    several = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return several[0] if several and all(each == several[0] for each in several) else value
+    if not isinstance(value, list):
+        return value
+    several = cast("list[Any]", value)
+    return several[0] if several and all(each == several[0] for each in several) else several
 
 
 def reads_text_alone(tree: Tree) -> bool:
@@ -232,7 +234,8 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     """Return the file of a family with the sizes of a model, which that family need not be able to have."""
     tree: dict[str, Any] = {"model_type": name, "architectures": [family.architecture]}
     tree |= {theirs: getattr(model, ours) for ours, theirs in family.keys.items()}
-    theirs_of = {ours: theirs for theirs, ours in reversed({**ACTIVATIONS, **family.activations}.items())}
+    known = {**ACTIVATIONS, **family.activations}
+    theirs_of = {ours: theirs for named in (known, ACTIVATIONS) for theirs, ours in reversed(named.items())}
     tree[family.activation] = theirs_of.get(model.activation)
     tree |= {theirs: 1 / getattr(model, ours) for ours, theirs in family.inverses.items()}
     if family.unpadded:

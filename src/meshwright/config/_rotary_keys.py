@@ -33,6 +33,7 @@ STRETCHING = {
         "beta_slow": "rope_low_factor",
         "beta_fast": "rope_high_factor",
         "attention_factor": "rope_gain",
+        "truncate": "rope_rounded",
         LENGTH: "rope_original_positions",
     },
     "longrope": {
@@ -117,7 +118,7 @@ def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], whe
     key, family = "partial_rotary_factor", FAMILIES[given["model_type"]]
     beside = None if "rotary_share" in family.keys else given.get(key)
     width = _head_width(model)
-    if family.turned_width in given:
+    if family.turned_width is not None and family.turned_width in given:
         beside = given[family.turned_width] / width if beside is None else beside
     share = scaling.pop(key, model.get("rotary_share", beside))
     if share is None:
@@ -147,8 +148,7 @@ def _stretched(kind: str, scaling: Tree, given: Tree) -> dict[str, Any] | None:
     if kind == "yarn":
         for key, default in (("beta_slow", 1.0), ("beta_fast", 32.0)):
             found[key] = found.get(key) or default
-        if found.get("truncate") is True:
-            del found["truncate"]
+        found["truncate"] = found.get("truncate", True)
     if kind in ("yarn", "longrope"):
         growth = found.pop("mscale", None), found.pop("mscale_all_dim", None)
         gain = _gain_of_yarn if kind == "yarn" else _gain_of_longrope
@@ -184,6 +184,8 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
         keys = STRETCHING[model.rope_stretching]
         rope |= {"rope_type": model.rope_stretching}
         rope |= {theirs: getattr(model, ours) for theirs, ours in keys.items()}
+        if model.rope_rounded:  # which is usual
+            rope.pop("truncate", None)
         if model.rope_magnitude:  # DeepSeek's, which needs both
             rope |= {"mscale": model.rope_magnitude, "mscale_all_dim": model.rope_magnitude}
         if model.rope_original_positions is not None:

@@ -21,7 +21,7 @@ from meshwright.config import TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
-from .activations import ACTIVATIONS, LEARNED, xielu, xielu_parameters
+from .activations import LEARNED, hidden_units, xielu_parameters
 from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
@@ -103,7 +103,7 @@ class Block:
             shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
             parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
             declared.setdefault(group, {})[name] = parameter
-            if c.bias or (c.qkv_bias and name in ("query", "key", "value")):
+            if c.bias or (c.output_bias if name == "output" else c.qkv_bias and group == "attention"):
                 bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
                 declared[group][f"{name}_bias"] = bias
         for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
@@ -112,6 +112,9 @@ class Block:
             declared["attention"][f"{name}_norm"] = Parameter(
                 shape=shape, dims=dims, initial="ones", wide=True
             )
+        if c.attention_sinks:
+            sinks = Parameter(shape=(c.num_heads,), dims=("heads",), initial="zeros", wide=True)
+            declared["attention"]["sinks"] = sinks
         return declared
 
     def apply(
@@ -136,7 +139,10 @@ class Block:
             query, key, value = self._projections(h, layer, context, documents, window is not None, turns)
             if (factor := score_factor(c)) != 1:
                 query = query * jnp.asarray(factor, query.dtype)
-            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
+            sinks = (
+                context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+            )
+            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap), sinks)
             y = self._multiplied(out, layer, "attention", "output", context)
             y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
             out = self._placed(y, out, layer, "attention", "output", context)
@@ -152,7 +158,7 @@ class Block:
                 from .experts import expert_mlp
 
                 split = context.pin(h, *RESIDUAL)
-                out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
+                out, balance = expert_mlp(split, layer["experts"], c, context)
                 if c.shared_dim:
                     out = out + self._shared(h, split, layer, context)
             out = self._normed_after(out, layer, "mlp_out_norm", context)
@@ -215,21 +221,13 @@ class Block:
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
         """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
-        activation = self._activation(layer, context)
         up = self._project(h, layer, "mlp", "up", context)
-        if self.config.mlp == "gated":
-            up = activation(self._project(h, layer, "mlp", "gate", context)) * up
-        else:
-            up = checkpoint_name(activation(up), SECOND_PRODUCT)
-        up = checkpoint_name(up, HIDDEN)
+        is_gated = self.config.mlp == "gated"
+        gate = self._project(h, layer, "mlp", "gate", context) if is_gated else None
+        learned = [context.gather(layer["mlp"][n], "one", wide=True) for n in LEARNED if n in layer["mlp"]]
+        up = hidden_units(up, gate, self.config, tuple(for_each_token(each, up) for each in learned))
+        up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
         return self._project(up, layer, "mlp", "down", context)
-
-    def _activation(self, layer: Tree, context: Context) -> Callable[[Array], Array]:
-        """Return the activation of the MLP, with a layer's learned numbers if it has such."""
-        if self.config.activation != "xielu":
-            return ACTIVATIONS[self.config.activation]
-        learned = [context.gather(layer["mlp"][name], "one", wide=True) for name in LEARNED]
-        return lambda x: xielu(x, *(for_each_token(each, x) for each in learned))
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """Compute x . W (+ b), sharded by its dims."""
