@@ -1,4 +1,4 @@
-"""Models of families with parts of their own learn a small set on a CPU, and `transformers` loads the result."""
+"""Small models of families with parts of their own learn on a CPU, and `transformers` loads the result."""
 
 import json
 
