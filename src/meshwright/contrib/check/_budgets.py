@@ -40,7 +40,7 @@ _SECOND = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 class Limit:
     """How much one quantity may be: `was`, with what may be added; None if no figure was written yet.
 
-    `name`: peak | flops | time | traffic.AXIS. `rounding`: half of the last digit of `was` as it is written.
+    `name`: peak | flops | time | traffic.AXIS. `rounding`: half of the last decimal of `was`.
     """
 
     name: str
@@ -202,7 +202,7 @@ def _allowed(allow: str, was: float, unit: str) -> float:
 
 
 def _amount(text: str, unit: str) -> tuple[float, float]:
-    """Return an amount in a unit, and half of its last written digit.
+    """Return an amount in a unit, and half of its last written decimal.
 
     Raises:
         InputError: it is no amount of that unit.
@@ -224,7 +224,7 @@ def _amount(text: str, unit: str) -> tuple[float, float]:
             f"{text[:40]!r} is no amount of {unit}", hint="write it as 48.3 GiB, 4.50 PFLOP or 1.31 s"
         )
     decimals = len(digits.partition(".")[2])
-    rounding = 0.5 * 10**-decimals * scale if decimals or scale != 1 else 0.0
+    rounding = 0.5 * 10**-decimals * scale if decimals else 0.0  # a whole number is meant as it is
     return float(digits) * scale, rounding
 
 

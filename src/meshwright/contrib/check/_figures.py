@@ -67,7 +67,7 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    low: float
+    low: float | None
     expected: float
     high: float | None = None
 

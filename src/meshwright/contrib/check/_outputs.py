@@ -122,7 +122,6 @@ def sarif_of(made: Check) -> str:
     rules = [{"id": name} for name in sorted({each["ruleId"] for each in results})]
     driver = {
         "name": "meshwright",
-        "informationUri": "https://github.com/meshwright/meshwright",
         "rules": rules,
     }
     tree = {
