@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from meshwright.errors import InputError, nearest_name
+from meshwright.extras import absent, not_installed
 from meshwright.files import read_text, reason
 from meshwright.units import parse_bytes
 
@@ -254,6 +255,7 @@ def updated_text(text: str, figures: Mapping[str, Figures]) -> str:
     peak = { allow = "0" }
     <BLANKLINE>
     """
+    _need_tomlkit()
     import tomlkit
 
     document: Any = tomlkit.parse(text)
@@ -277,6 +279,12 @@ def updated_text(text: str, figures: Mapping[str, Figures]) -> str:
     return tomlkit.dumps(document)
 
 
+def _need_tomlkit() -> None:
+    """Raise an `InputError` if the package that writes TOML is absent."""
+    if missing := absent(("tomlkit",)):
+        raise not_installed("check", missing, "writing figures into a file")
+
+
 def _set(table: Any, key: str, allow: str, was: float | None, unit: str = BYTES) -> None:
     """Write `was` into a limit, and keep its allowance."""
     import tomlkit
@@ -292,6 +300,7 @@ def _set(table: Any, key: str, allow: str, was: float | None, unit: str = BYTES)
 
 def with_new(text: str, name: str, words: tuple[str, ...]) -> str:
     """Return a budget file with one more budget at its end, without figures."""
+    _need_tomlkit()
     import tomlkit
 
     document: Any = tomlkit.parse(text)

@@ -14,7 +14,7 @@ def difference_document(made: Difference) -> Document:
     tone = "good" if made.is_nothing else "strong"
     first, *others = made.sentences
     settings = plain_rows((name, *values) for name, values in made.settings.items())
-    told = ReportTable(columns=("setting", made.before.label, made.after.label), rows=settings, unbroken=1)
+    told = ReportTable(columns=("setting", "before", "after"), rows=settings, unbroken=1)
     tables = (part for table in made.tables for part in section(table.title, _table(table)))
     return Document(
         title=f"{made.before.label} and {made.after.label}",

@@ -37,13 +37,17 @@ NOT_FITTING = (0, 3)  # statuses of `weigh` with an answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What one side of a comparison is: words of `weigh`, at a commit, with packages; or a file."""
+    """What one side of a comparison is: words of `weigh`, at a commit, with packages; or a file.
+
+    `has_program`: whether the words name what to weigh, and not only how.
+    """
 
     text: str
     words: tuple[str, ...] = ()
     revision: str = ""
     packages: tuple[str, ...] = ()
     file: Path | None = None
+    has_program: bool = True
 
 
 def side_of(text: str, common: Sequence[str] = ()) -> Side:
@@ -80,13 +84,14 @@ def side_of(text: str, common: Sequence[str] = ()) -> Side:
         raise InputError(f"{text[:80]!r} names no commit or no package after its sign", hint=hint)
     if not (kept or revision or packages):
         raise InputError("one side of the comparison is empty", hint='name one: "llama3-8b --on 8xH100"')
-    added = common if kept and _names_program(kept) else ()  # before its own words, which then count
-    return Side(text=text, words=(*added, *kept), revision=revision, packages=tuple(packages))
-
-
-def _names_program(words: Sequence[str]) -> bool:
-    """Return whether words of `weigh` begin with a program, or end with a command."""
-    return "--" in words or not words[0].startswith("-")
+    has_program = bool(kept) and ("--" in kept or not kept[0].startswith("-"))
+    return Side(
+        text=text,
+        words=(*(common if has_program else ()), *kept),  # its own words come later, and so they count
+        revision=revision,
+        packages=tuple(packages),
+        has_program=has_program,
+    )
 
 
 def completed(one: Side, other: Side) -> tuple[Side, Side]:
@@ -97,8 +102,8 @@ def completed(one: Side, other: Side) -> tuple[Side, Side]:
     """
     pair: list[Side] = []
     for mine, its in ((one, other), (other, one)):
-        if mine.file is None and not (mine.words and _names_program(mine.words)):
-            if its.file is not None or not its.words or not _names_program(its.words):
+        if mine.file is None and not mine.has_program:
+            if its.file is not None or not its.has_program:
                 what = f"{mine.text!r} names no program, and the other side has none that could be weighed"
                 raise InputError(what, hint='name one: "@main llama3-8b --on 8xH100"')
             place = its.words.index("--") if "--" in its.words else len(its.words)
@@ -220,7 +225,8 @@ def _git(folder: Path, *words: str) -> bytes:
 def _environment(packages: Sequence[str], on_event: Callable[[str], object]) -> tuple[str, ...]:
     """Return the command of a Python that has Meshwright and the packages, in an environment that uv makes.
 
-    It is kept in the cache. A release of jax brings the plugin for NVIDIA of the same release.
+    It is kept in the cache. A release of jax brings the plugin for NVIDIA of the same release, and "python==3.13"
+    another interpreter.
 
     Raises:
         InputError: uv is not installed, or finds no such packages.
@@ -232,11 +238,15 @@ def _environment(packages: Sequence[str], on_event: Callable[[str], object]) -> 
         raise InputError("--with needs uv, which is not installed", hint="pip install uv")
     source = _own_source()
     wanted = [f"{source}[nvidia]" if "://" not in source else source, *packages]
+    interpreter = sys.executable
     for package in packages:
         name, sign, version = package.partition("==")
-        if name == "jax" and sign:
+        if name == "python" and sign:
+            interpreter = version
+            wanted.remove(package)
+        elif name == "jax" and sign:
             wanted += [f"jaxlib=={version}", f"jax-cuda13-plugin=={version}", f"jax-cuda13-pjrt=={version}"]
-    key = hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([wanted, interpreter, sys.version]).encode()).hexdigest()[:16]
     folder = (
         Path(os.environ.get("MESHWRIGHT_CACHE_DIR") or user_cache_path("meshwright")) / "environments" / key
     )
@@ -245,7 +255,7 @@ def _environment(packages: Sequence[str], on_event: Callable[[str], object]) -> 
     if not done.exists():
         on_event(f"installing {' '.join(packages)}")
         for command in (
-            [uv, "venv", "--clear", "--python", sys.executable, str(folder)],
+            [uv, "venv", "--clear", "--python", interpreter, str(folder)],
             [uv, "pip", "install", "--python", str(python), *wanted],
         ):
             made = subprocess.run(
