@@ -225,8 +225,8 @@ def _git(folder: Path, *words: str) -> bytes:
 def _environment(packages: Sequence[str], on_event: Callable[[str], object]) -> tuple[str, ...]:
     """Return the command of a Python that has Meshwright and the packages, in an environment that uv makes.
 
-    It is kept in the cache. A release of jax brings the plugin for NVIDIA of the same release, and "python==3.13"
-    another interpreter.
+    It is kept in the cache. A release of jax brings the plugin for NVIDIA of the same release, and
+    "python==3.13" another interpreter.
 
     Raises:
         InputError: uv is not installed, or finds no such packages.
