@@ -114,6 +114,17 @@ FAR_AND_NEAR = {
 }
 EXPERTS = {"num_experts_per_tok": 2}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT_OSS = {
+    **GROUPED,
+    **IDS,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "swiglu_limit": 0.5,
+}
+UNROUNDED = {**YARN_ALONE, "truncate": False}
 CASES = {
     "llama": ("LlamaConfig", GROUPED),
     "llama, heads of their own size": ("LlamaConfig", {**GROUPED, "head_dim": 16}),
@@ -163,6 +174,8 @@ CASES = {
     ),
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "gpt-oss": ("GptOssConfig", {**GPT_OSS, "rope_parameters": UNROUNDED}),
+    "gpt-oss, an odd number of layers": ("GptOssConfig", {**GPT_OSS, "num_hidden_layers": 3}),
     "gpt2": ("GPT2Config", {**GPT2, **IDS}),
     "gpt2, a head of its own": ("GPT2Config", {**GPT2, **IDS, "tie_word_embeddings": False}),
 }
@@ -173,7 +186,7 @@ WIDE = {
     *("llama, heads of their own size", "mistral", "qwen2, windows in turn", "qwen3 with experts", "gemma"),
     *("olmoe", "olmo3", "ernie", "glm4 with experts", "phi3", "gpt-neox, serial"),
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
-    *("ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
+    *("gpt-oss, an odd number of layers", "ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
 }
 
 
@@ -334,3 +347,58 @@ def test_what_is_exported_is_what_transformers_loads(theirs, ours, tokens, tmp_p
     with torch.no_grad():
         ours, wanted = loaded(given).logits, theirs[0](given).logits
     assert float((ours - wanted).abs().max()) < 1e-4 * max(1.0, float(wanted.abs().max()))
+
+
+def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path, mesh):
+    """Scales from the least to the largest that bf16 holds, and every code."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**{**GPT_OSS, "intermediate_size": 64, "num_hidden_layers": 2})
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    model.save_pretrained(tmp_path)
+    arrays = safetensors.load_file(tmp_path / "model.safetensors")
+    random, packed = np.random.default_rng(0), {}
+    for name in [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = arrays.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        packed[f"{name}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
+        packed[f"{name}_scales"] = random.integers(1, 250, shape, np.uint8)
+    safetensors.save_file({**arrays, **packed}, tmp_path / "model.safetensors")
+    file = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**file, "quantization_config": {"quant_method": "mxfp4"}})
+    )
+    run = load_config(str(tmp_path), {"batch.sequences": 4})
+    abstract = build_step(run, mesh(fsdp=2)).state["parameters"]
+    begun = FirstWeights(tmp_path, run).parameters(abstract)
+    for layer in range(2):
+        kept = f"model.layers.{layer}.mlp.experts"
+        both, down = (
+            convert_moe_packed_tensors(
+                *(torch.tensor(packed[f"{kept}.{name}_proj{part}"]) for part in ("_blocks", "_scales"))
+            )
+            .float()
+            .numpy()
+            for name in ("gate_up", "down")
+        )
+        ours = {name: np.asarray(leaf[layer]) for name, leaf in begun["layers"]["experts"].items()}
+        np.testing.assert_array_equal(ours["gate"], both[..., ::2])
+        np.testing.assert_array_equal(ours["up"], both[..., 1::2])
+        np.testing.assert_array_equal(ours["down"], down)
+
+
+def test_parts_of_mxfp4_that_do_not_belong_to_each_other_are_refused(tmp_path, mesh):
+    config = transformers.GptOssConfig(**{**GPT_OSS, "intermediate_size": 64, "num_hidden_layers": 1})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    arrays = safetensors.load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    del arrays[name]
+    arrays |= {f"{name}_blocks": np.zeros((4, 32, 2, 16), np.uint8)}
+    arrays |= {f"{name}_scales": np.zeros((4, 32, 4), np.uint8)}
+    safetensors.save_file(arrays, tmp_path / "model.safetensors")
+    run = load_config(str(tmp_path))
+    abstract = build_step(run, mesh()).state["parameters"]
+    with pytest.raises(InputError, match=r"down_proj_scales \(4, 32, 4\)"):
+        FirstWeights(tmp_path, run).parameters(abstract)

@@ -20,6 +20,7 @@ from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
 from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
 
+from ._mxfp4 import unpacking
 from ._weight_files import WeightFiles
 from ._weight_names import Weight, part_of, weights_of
 
@@ -90,14 +91,16 @@ class FirstWeights:
             )
         if (quantised := file.get("quantization_config")) is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-            raise InputError(
-                f"the weights in {folder} are quantised ({str(method)[:40]})",
-                hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
-            )
+            if method != "mxfp4":
+                raise InputError(
+                    f"the weights in {folder} are quantised ({str(method)[:40]})",
+                    hint="begin with weights in bf16, fp32 or MXFP4, of which many models have a folder",
+                )
         self.base = Base(folder=str(folder.resolve()), model_type=family)
         self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
-        self._files = WeightFiles(folder)
+        files = WeightFiles(folder)
+        self._read = unpacking(files.read, files.names)
 
     @property
     def documents(self) -> dict[str, str]:
@@ -130,11 +133,9 @@ class FirstWeights:
 
         def read(wanted: tuple[slice, ...]) -> np.ndarray:
             if not in_layer:
-                return part_of(self._weights, shapes, self._files.read, name, wanted)
+                return part_of(self._weights, shapes, self._read, name, wanted)
             layer = int(path[1])
-            return part_of(self._weights, shapes, self._files.read, name, (slice(layer, layer + 1), *wanted))[
-                0
-            ]
+            return part_of(self._weights, shapes, self._read, name, (slice(layer, layer + 1), *wanted))[0]
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())

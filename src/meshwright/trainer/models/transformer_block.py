@@ -21,6 +21,7 @@ from meshwright.config import TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
+from .activations import hidden_units
 from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
@@ -30,12 +31,6 @@ from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
 from .rotary import rotated, score_factor, turns_of
 
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=True),
-    "gelu-erf": partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-}
 PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
@@ -106,7 +101,7 @@ class Block:
             shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
             parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
             declared.setdefault(group, {})[name] = parameter
-            if c.bias or (c.qkv_bias and name in ("query", "key", "value")):
+            if c.bias or (c.output_bias if name == "output" else c.qkv_bias and group == "attention"):
                 bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
                 declared[group][f"{name}_bias"] = bias
         for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
@@ -115,6 +110,9 @@ class Block:
             declared["attention"][f"{name}_norm"] = Parameter(
                 shape=shape, dims=dims, initial="ones", wide=True
             )
+        if c.attention_sinks:
+            sinks = Parameter(shape=(c.num_heads,), dims=("heads",), initial="zeros", wide=True)
+            declared["attention"]["sinks"] = sinks
         return declared
 
     def apply(
@@ -133,7 +131,10 @@ class Block:
             query, key, value = self._projections(h, layer, context, documents, window is not None)
             if (factor := score_factor(c)) != 1:
                 query = query * jnp.asarray(factor, query.dtype)
-            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
+            sinks = (
+                context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+            )
+            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap), sinks)
             y = self._multiplied(out, layer, "attention", "output", context)
             y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
             out = self._placed(y, out, layer, "attention", "output", context)
@@ -148,7 +149,7 @@ class Block:
                 from .experts import expert_mlp
 
                 split = context.pin(h, *RESIDUAL)
-                out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
+                out, balance = expert_mlp(split, layer["experts"], c, context)
                 if c.num_shared_experts:
                     out = out + self._mlp(h, layer, context)
             out = self._normed_after(out, layer, "mlp_out_norm", context)
@@ -186,13 +187,11 @@ class Block:
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
         """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
-        activation = ACTIVATIONS[self.config.activation]
         up = self._project(h, layer, "mlp", "up", context)
-        if self.config.mlp == "gated":
-            up = activation(self._project(h, layer, "mlp", "gate", context)) * up
-        else:
-            up = checkpoint_name(activation(up), SECOND_PRODUCT)
-        up = checkpoint_name(up, HIDDEN)
+        is_gated = self.config.mlp == "gated"
+        gate = self._project(h, layer, "mlp", "gate", context) if is_gated else None
+        up = hidden_units(up, gate, self.config)
+        up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
