@@ -115,9 +115,9 @@ def test_bf16_inputs_are_summed_in_float32(form):
     """The output of 1,000 tokens in bf16 is off by a few roundings, not by a thousand additions'."""
     steps = steps_of(**FORMS[form], length=1000)
     steps = steps._replace(log_decay=steps.log_decay * 0.01)
-    narrow = steps._replace(**{
-        name: getattr(steps, name).astype(jnp.bfloat16) for name in ("query", "key", "value")
-    })
+    narrow = steps._replace(
+        **{name: getattr(steps, name).astype(jnp.bfloat16) for name in ("query", "key", "value")}
+    )
     rounded = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)
     assert_close(chunked_scan(narrow, None, 64), recurrence(rounded, None), 0.02)
     assert chunked_scan(narrow, None, 64).dtype == jnp.bfloat16
@@ -150,10 +150,8 @@ def by_hand(form: str, chunk: int, each: int, key_dim: int, value_dim: int) -> t
     if form == "mamba":
         return with_state, 2 * chunk * (key_dim // each + value_dim)
     inverse = 3 * 2 * 2 * 16**2 + sum(2 * width**2 for width in (16, 32) if width < chunk)
-    if form == "kda":  # halves of halves, down to blocks of 16 that are summed without products
-        pairs = 2 * (chunk - 16) * key_dim
-    else:
-        pairs = 2 * 2 * chunk * key_dim // each
+    # In KDA halves of halves, down to blocks of 16 that are summed without products.
+    pairs = 2 * (chunk - 16) * key_dim if form == "kda" else 2 * 2 * chunk * key_dim // each
     return with_state, pairs + inverse + 2 * chunk * (key_dim + 2 * value_dim)
 
 
@@ -163,9 +161,7 @@ def test_flops_are_those_of_a_count_by_hand(form):
     sizes = (48, 16) if form == "mamba" else sizes
     steps = steps_of(**FORMS[form], length=256, sizes=sizes)
     run = jax.jit(jax.grad(lambda steps: jnp.sum(chunked_scan(steps, None, chunk) ** 2)))
-    needed, within = (
-        count * 2 * 256 * steps.value.shape[2] for count in by_hand(form, chunk, each, *sizes)
-    )
+    needed, within = (count * 2 * 256 * steps.value.shape[2] for count in by_hand(form, chunk, each, *sizes))
     traced = count_traced(run.trace(steps).jaxpr.jaxpr, "cuda").by_phase
     assert (traced["forward"], traced["backward"]) == (needed, 2 * needed)
 

@@ -1,4 +1,4 @@
-"""Gated delta nets, KDA and Mamba-2 against the modules of transformers, and over meshes against one device."""
+"""Gated delta nets, KDA and Mamba-2 against the modules of transformers; on meshes against one device."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Mixer(NamedTuple):
 
     @classmethod
     def of(cls, **keys: Any) -> "Mixer":
-        config = TransformerModel(**BASE.model_dump() | {"conv_width": 4} | keys)
+        config = TransformerModel.model_validate(BASE.model_dump() | {"conv_width": 4} | keys)
         if config.mamba_heads:
             return cls(config, mamba_parameters, apply_mamba, config.num_mamba_parameters)
         return cls(config, delta_parameters, apply_delta, config.num_delta_parameters)
@@ -94,12 +94,11 @@ def farthest(found: Any, expected: Any) -> dict[str, float]:
 
 
 def qwen_of(get: Callable[[str], Any]) -> dict[str, Any]:
-    c = QWEN.config
-    keys, values, shares = c.delta_key_dim, c.delta_value_dim, c.delta_heads // c.delta_key_heads
-    both = get("in_proj_qkvz.weight").T.reshape(WIDTH, c.delta_key_heads, -1)
-    gates = get("in_proj_ba.weight").T.reshape(WIDTH, c.delta_key_heads, -1)
+    key_heads, keys, values, shares = 2, 8, 6, 2
+    both = get("in_proj_qkvz.weight").T.reshape(WIDTH, key_heads, -1)
+    gates = get("in_proj_ba.weight").T.reshape(WIDTH, key_heads, -1)
     query, key, value, gate = np.split(both, np.cumsum([keys, keys, shares * values]), axis=-1)
-    taps = np.split(get("conv1d.weight")[:, 0], np.cumsum([c.delta_key_heads * keys] * 2))
+    taps = np.split(get("conv1d.weight")[:, 0], np.cumsum([key_heads * keys] * 2))
     return {
         "query": query,
         "key": key,

@@ -149,13 +149,8 @@ class StateKeys(ModelKind):
 
 def state_problems(model: StateKeys) -> Iterator[Problem]:
     """Yield what is wrong with the keys of layers with a state: they need each other, and sizes that fit."""
-    for names, other in ((_DELTA, ("delta_rank",)), (_MAMBA, ())):
-        given = [name for name in (*names, *other) if getattr(model, name) is not None]
-        for name in names:
-            if given and name not in given:
-                yield name, f"is missing; {given[0]} = {getattr(model, given[0])} needs it", f"set {name}"
-        if given and model.conv_width is None:
-            yield "conv_width", f"is missing; {given[0]} = {getattr(model, given[0])} needs it", "set it to 4"
+    yield from _missing(model)
+    yield from _unused(model)
     for few, many in (("delta_key_heads", "delta_heads"), ("mamba_groups", "mamba_heads")):
         number, wanted = getattr(model, many), getattr(model, few)
         if number and wanted and number % wanted:
@@ -168,12 +163,25 @@ def state_problems(model: StateKeys) -> Iterator[Problem]:
         lower = 1 << (model.scan_chunk.bit_length() - 1)
         what = f"= {model.scan_chunk} is no power of two"
         yield "scan_chunk", what, f"use scan_chunk = {lower} or {2 * lower}"
-    fields = StateKeys.model_fields
-    has_states = {"delta": model.delta_heads is not None, "mamba": model.mamba_heads is not None}
-    for name, field in fields.items():
-        kinds = [kind for kind in has_states if name.startswith(kind)] or list(has_states)
-        if getattr(model, name) != field.default and not any(has_states[kind] for kind in kinds):
-            if name in (*_DELTA, *_MAMBA, "delta_rank"):
-                continue  # named above, as they need each other
+
+
+def _missing(model: StateKeys) -> Iterator[Problem]:
+    """Yield the sizes that a mixer lacks, if it has one of them."""
+    for names in (_DELTA, _MAMBA):
+        given = [name for name in names if getattr(model, name) is not None]
+        for name in (*names, "conv_width") if given else ():
+            if getattr(model, name) is None:
+                what = f"is missing; {given[0]} = {getattr(model, given[0])} needs it"
+                yield name, what, f"set {name}" + " to 4" * (name == "conv_width")
+
+
+def _unused(model: StateKeys) -> Iterator[Problem]:
+    """Yield the keys that have no effect without a mixer."""
+    has = {"delta": model.delta_heads is not None, "mamba": model.mamba_heads is not None}
+    for name, field in StateKeys.model_fields.items():
+        kinds = [kind for kind in has if name.startswith(kind)] or list(has)
+        if name in (*_DELTA, *_MAMBA) or any(has[kind] for kind in kinds):
+            continue
+        if (value := getattr(model, name)) != field.default:
             heads = " or ".join(f"{kind}_heads" for kind in kinds)
-            yield name, f"= {getattr(model, name)} has no effect without {heads}", f"leave {name} out"
+            yield name, f"= {value!r} has no effect without {heads}", f"leave {name} out"

@@ -63,7 +63,12 @@ def _by_doubling(lower: Array) -> Array:
     return inverse
 
 
-_inverse.defvjp(lambda lower: 2 * (_by_halves(lower),), _inverse_backward)
+def _inverse_forward(lower: Array) -> tuple[Array, Array]:
+    inverse = _by_halves(lower)
+    return inverse, inverse
+
+
+_inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def pair_sums(
@@ -71,7 +76,7 @@ def pair_sums(
     right: Float[Array, "*batch n key_dim"],
     decays: Float[Array, "*batch n key_dim"],
 ) -> Float[Array, "*batch n n"]:
-    """Return the sums over d of left_id right_jd exp(decays_id - decays_jd) for j <= i, else zero, in float32.
+    """Return in float32 the sums over d of left_id right_jd exp(decays_id - decays_jd); zero where j > i.
 
     No exponent is above zero, as `decays` never rise from row to row: a block of rows i that all come after
     its columns j is a product of left exp(decays_i - m) and right exp(m - decays_j), where m are the decays
@@ -94,7 +99,7 @@ def _pairs(left: Array, right: Array, decays: Array) -> Array:
     if size <= SMALL:
         wide = left.astype(jnp.float32)[..., :, None, :] * right.astype(jnp.float32)[..., None, :, :]
         return jnp.sum(wide * _factors(decays), axis=-1)
-    both = _pairs(*(_halves(x) for x in (left, right, decays)))
+    both = _pairs(_halves(left), _halves(right), _halves(decays))
     later, earlier = _split(left, right, decays)
     corner = jnp.einsum("...ik,...jk->...ij", later, earlier, preferred_element_type=jnp.float32)
     upper = jnp.concatenate([both[0], jnp.zeros_like(corner)], axis=-1)
@@ -144,7 +149,7 @@ def _pairs_back(left: Array, right: Array, decays: Array, gradient: Array) -> tu
         return d_left, jnp.sum(weighed * left.astype(jnp.float32)[..., :, None, :], axis=-3)
     half = size // 2
     inner = jnp.stack([gradient[..., :half, :half], gradient[..., half:, half:]])
-    d_left, d_right = _pairs_back(*(_halves(x) for x in (left, right, decays)), inner)
+    d_left, d_right = _pairs_back(_halves(left), _halves(right), _halves(decays), inner)
     corner = gradient[..., half:, :half].astype(left.dtype)
     later, earlier = _split(left, right, decays)
     after, before = _middle(decays)
@@ -154,4 +159,8 @@ def _pairs_back(left: Array, right: Array, decays: Array, gradient: Array) -> tu
     return d_left, jnp.concatenate([d_right[0] + d_earlier * before, d_right[1]], axis=-2)
 
 
-_pair_sums.defvjp(lambda *inputs: (_pairs(*inputs), inputs), _pairs_backward)
+def _pairs_forward(left: Array, right: Array, decays: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    return _pairs(left, right, decays), (left, right, decays)
+
+
+_pair_sums.defvjp(_pairs_forward, _pairs_backward)

@@ -18,8 +18,8 @@ Chunks of C tokens are computed by products. With G the sum of log decays from t
     S  <- exp(G_C) S + (exp(G_C - G) K)^T new
 
 A loop over chunks has the two products that need the state of the chunk before; all others run for all chunks
-at once. No exponent is positive: differences of G are masked before `exp`, and decays per key dimension are split at
-the middle of each block (`pair_sums`). The inverse is made of products of blocks, halves of halves.
+at once. No exponent is positive: differences of G are masked before `exp`, and decays per key dimension are
+split at the middle of each block (`pair_sums`). The inverse is made of products of blocks, halves of halves.
 
 Numbers: products take the inputs' format and sum in float32; decays, the inverse and states are float32. A
 product reads a state rounded to the inputs' format, as the kernels of flash-linear-attention do. A decay is
@@ -153,8 +153,8 @@ def _factor(log_decay: Array, is_seen: Array | None) -> Array:
 class _Seen(NamedTuple):
     """What a token sees of its own chunk, for one head of each; None where it sees all.
 
-    `pairs`: whether token i sees j. `before` and `after`: whether its document is that of the state before the
-    chunk, and of the state after it. `through`: whether that is one document.
+    `pairs`: whether token i sees j. `before` and `after`: whether its document is that of the state before
+    the chunk, and of the state after it. `through`: whether that is one document.
     """
 
     pairs: Array
@@ -169,9 +169,7 @@ def _seen(begins: Array | None, chunk: int) -> _Seen:
         return _Seen(earlier, None, None, None)
     count = jnp.cumsum(_in_chunks(begins.astype(jnp.int32), chunk), axis=-1)[:, :, None, None]
     last = count[..., -1:]
-    return _Seen(
-        earlier & (count[..., :, None] == count[..., None, :]), count == 0, count == last, last == 0
-    )
+    return _Seen(earlier & (count[..., :, None] == count[..., None, :]), count == 0, count == last, last == 0)
 
 
 def _prepared(steps: Steps, begins: Array | None, chunk: int) -> _Chunks:
@@ -200,7 +198,7 @@ def _prepared(steps: Steps, begins: Array | None, chunk: int) -> _Chunks:
 def _decayed_by_head(
     query: Array, key: Array, values: Array, decays: Array, seen: _Seen, has_delta: bool
 ) -> tuple[_Chunks, Array | None]:
-    """Return chunks with the keys as `erase`, and the decayed products of keys; None without the delta rule."""
+    """Return chunks with the keys as `erase`, and the decayed products of keys if there is a delta rule."""
     sums = jnp.cumsum(decays, axis=-1)
     last = sums[..., -1:]
     pairs = _factor(sums[..., :, None] - sums[..., None, :], seen.pairs)
@@ -257,15 +255,15 @@ class _Writes(NamedTuple):
 
 
 def _run(chunks: _Chunks, initial: Array) -> tuple[Array, Array, Array]:
-    """Return the state before each chunk, what each token adds at its key, and the state after the last chunk.
+    """Return the state before each chunk, what each token adds at its key, and the last state.
 
     The first two are in the format of products, the last in float32.
     """
     if chunks.erase is None:
         written = chunks.values if chunks.write is None else (chunks.values * chunks.write)
         added = _product("nbgck,nbgrcv->nbgrkv", chunks.key, written.astype(chunks.values.dtype))
-        states, last = _sum_states(initial, chunks.keep, added, chunks.values.dtype)
-        return states, chunks.values, last
+        found: Any = _sum_states(initial, chunks.keep, added, chunks.values.dtype)
+        return found[0], chunks.values, found[1]
     write = jnp.ones((1,) * 6, WIDE) if chunks.write is None else chunks.write
     write = jnp.broadcast_to(write, (*chunks.values.shape[:-1], 1))
     writes = _Writes(chunks.key, chunks.values, chunks.erase, write, chunks.keep)
@@ -372,9 +370,7 @@ def _run_over_devices(chunks: _Chunks, shape: tuple[int, ...], size: int) -> tup
         states, new, last = _run(padded, jnp.concatenate([jnp.zeros(shape, WIDE), whole], axis=-1))
     start = _before_pieces(last, value_dim, size).astype(dtype)
     with jax.named_scope(PARALLEL):
-        more, more_new = (
-            _product("nbgrxk,bgrkv->nbgrxv", x[..., value_dim:], start) for x in (states, new)
-        )
+        more, more_new = (_product("nbgrxk,bgrkv->nbgrxv", x[..., value_dim:], start) for x in (states, new))
     return (states[..., :value_dim] + more).astype(dtype), (new[..., :value_dim] + more_new).astype(dtype)
 
 

@@ -38,9 +38,10 @@ def delta_parameters(config: TransformerModel) -> dict[str, Parameter]:
     """Declare the parameters of a gated delta net."""
     c, rank = config, config.delta_rank
     heads, value_dim = c.delta_heads, c.delta_value_dim
-    assert heads and value_dim and c.delta_key_heads and c.delta_key_dim, "the configuration is checked"
-    keys = ("kv_heads", c.delta_key_heads), ("head_dim", c.delta_key_dim)
-    values = ("heads", heads), ("head_dim", value_dim)
+    key_heads, key_dim = c.delta_key_heads, c.delta_key_dim
+    assert None not in (heads, value_dim, key_heads, key_dim), "the configuration is checked"
+    keys = ("kv_heads", key_heads or 0), ("head_dim", key_dim or 0)
+    values = ("heads", heads or 0), ("head_dim", value_dim or 0)
     width = ("embed", c.embed_dim)
 
     def matrix(*sizes: tuple[str, int], num_inputs: int = 1) -> Parameter:
@@ -53,15 +54,18 @@ def delta_parameters(config: TransformerModel) -> dict[str, Parameter]:
         "value": matrix(width, *values),
         "beta": matrix(width, values[0]),
         "output": matrix(*values, width, num_inputs=2),
-        "log_rate": Parameter(shape=(heads,), dims=("heads",), initial="rates", wide=True),
-        "norm": Parameter(shape=(value_dim,), dims=("head_dim",), initial="ones", wide=True),
+        "log_rate": Parameter(shape=(heads or 0,), dims=("heads",), initial="rates", wide=True),
+        "norm": Parameter(shape=(value_dim or 0,), dims=("head_dim",), initial="ones", wide=True),
     }
     if rank is None:
         declared |= {"decay": matrix(width, values[0]), "output_gate": matrix(width, *values)}
     else:
         channels = values[0], keys[1]
         for name, sizes in (("decay", channels), ("output_gate", values)):
-            declared |= {f"{name}_down": matrix(width, ("rank", rank)), name: matrix(("latent", rank), *sizes)}
+            declared |= {
+                f"{name}_down": matrix(width, ("rank", rank)),
+                name: matrix(("latent", rank), *sizes),
+            }
     shape, dims = declared["decay"].shape[1:], declared["decay"].dims[1:]
     declared["step_bias"] = Parameter(shape=shape, dims=dims, initial="steps", wide=True)
     return with_convolutions(declared, c)
@@ -97,8 +101,8 @@ def apply_delta(
         rate = jnp.exp(vectors["log_rate"])
         rate = rate[None, None, :, None] if by_channel else rate[None, None]
         decay = -rate * jax.nn.softplus(wide["decay"] + vectors["step_bias"][None, None])
-        narrow = (x.astype(dtype) for x in (query, key, wide["value"]))
-        return Steps(*narrow, decay, jax.nn.sigmoid(wide["beta"])), None
+        query, key, value = (x.astype(dtype) for x in (query, key, wide["value"]))
+        return Steps(query, key, value, decay, jax.nn.sigmoid(wide["beta"])), None
 
     def normed(read: Array, scale: Array, gate: Array) -> Array:
         y = normalised(read, scale, None, False, config.norm_epsilon, jnp.float32)

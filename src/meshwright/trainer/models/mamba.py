@@ -33,24 +33,27 @@ from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions
 def mamba_parameters(config: TransformerModel) -> dict[str, Parameter]:
     """Declare the parameters of Mamba-2: B is `key`, C `query`, x `value`, z `output_gate` and dt `step`."""
     c, heads = config, config.mamba_heads
-    assert heads and c.mamba_head_dim and c.mamba_groups and c.mamba_state_dim, "the configuration is checked"
-    inner, shared = (heads, c.mamba_head_dim), (c.mamba_groups, c.mamba_state_dim)
+    head_dim, groups, state_dim = c.mamba_head_dim, c.mamba_groups, c.mamba_state_dim
+    assert None not in (heads, head_dim, groups, state_dim), "the configuration is checked"
+    inner, shared = (heads or 0, head_dim or 0), (groups or 0, state_dim or 0)
     inner_dims, shared_dims = ("heads", "head_dim"), ("kv_heads", "head_dim")
 
     def from_residual(dims: tuple[str, ...], shape: tuple[int, ...]) -> Parameter:
         return Parameter(shape=(c.embed_dim, *shape), dims=("embed", *dims), fan_in=c.embed_dim)
 
-    of_head = Parameter(shape=(heads,), dims=("heads",), initial="ones", wide=True)
+    of_head = Parameter(shape=inner[:1], dims=("heads",), initial="ones", wide=True)
     declared = {
         "query": from_residual(shared_dims, shared),
         "key": from_residual(shared_dims, shared),
         "value": from_residual(inner_dims, inner),
         "output_gate": from_residual(inner_dims, inner),
-        "step": from_residual(("heads",), (heads,)),
-        "output": Parameter(shape=(*inner, c.embed_dim), dims=(*inner_dims, "embed"), fan_in=math.prod(inner)),
+        "step": from_residual(("heads",), inner[:1]),
+        "output": Parameter(
+            shape=(*inner, c.embed_dim), dims=(*inner_dims, "embed"), fan_in=math.prod(inner)
+        ),
         "skip": of_head,
-        "log_rate": Parameter(shape=(heads,), dims=("heads",), initial="rates", wide=True),
-        "step_bias": Parameter(shape=(heads,), dims=("heads",), initial="steps", wide=True),
+        "log_rate": Parameter(shape=inner[:1], dims=("heads",), initial="rates", wide=True),
+        "step_bias": Parameter(shape=inner[:1], dims=("heads",), initial="steps", wide=True),
         "norm": Parameter(shape=inner, dims=inner_dims, initial="ones", wide=True),
     }
     return with_convolutions(declared, c)
@@ -83,8 +86,9 @@ def apply_mamba(
         step = jnp.maximum(step, config.mamba_least_step) if config.mamba_least_step else step
         decay = -jnp.exp(vectors["log_rate"])[None, None] * step
         query, key, x = (inputs[name] for name in CHANNELS)
-        narrow = (part.astype(dtype) for part in (query, key, x * step[..., None]))
-        return Steps(*narrow, decay, None), x * vectors["skip"][None, None, :, None]
+        value = (x * step[..., None]).astype(dtype)
+        steps = Steps(query.astype(dtype), key.astype(dtype), value, decay, None)
+        return steps, x * vectors["skip"][None, None, :, None]
 
     def normed(read: Array, scale: Array, gate: Array) -> Array:
         y = read.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))

@@ -1,8 +1,8 @@
 """Order what a sequence has on a device that shares it over `context`, for layers that read it in order.
 
-The sequence has 2N equal pieces, and device i of N holds pieces i and 2N-1-i (`attention`). Here they are rows
-of their own, [2 x batch, sequence, ...], the first pieces of all rows before the second ones. Everything runs
-on each device; where one device holds the sequence, that is the one piece.
+The sequence has 2N equal pieces, and device i of N holds pieces i and 2N-1-i (`attention`). Here they are
+rows of their own, [2 x batch, sequence, ...], the first pieces of all rows before the second ones. Everything
+runs on each device; where one device holds the sequence, that is the one piece.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def short_convolution(
     places: Int[Array, "batch sequence"] | None,
     size: int,
 ) -> Float[Array, "batch sequence *channels"]:
-    """Return the sums of each channel's last `width` numbers, its own included, times its weights, in float32.
+    """Return in float32 the sums of each channel's last `width` numbers, its own too, times its weights.
 
     The last weight is that of the token itself. Before the first token there are zeros.
 

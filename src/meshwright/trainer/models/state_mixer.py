@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
@@ -88,11 +87,15 @@ def mixed(
 
     def whole(inputs: Arrays, vectors: Arrays, scale: Array, gate: Array) -> Array:
         tokens = activation_spec(("batch", "sequence"), mesh)
-        of_inputs = {name: activation_spec(("batch", "sequence", *declared[name].dims[1:]), mesh) for name in inputs}
+        of_inputs = {
+            name: activation_spec(("batch", "sequence", *declared[name].dims[1:]), mesh) for name in inputs
+        }
         of_vectors = {name: activation_spec(declared[name].dims, mesh) for name in vectors}
         of_places = tokens if places is not None else PartitionSpec()
         with jax.named_scope("chunked_scan"):
-            each = on_each_device(local, mesh, (of_inputs, of_vectors, of_places), activation_spec(HEADS, mesh))
+            each = on_each_device(
+                local, mesh, (of_inputs, of_vectors, of_places), activation_spec(HEADS, mesh)
+            )
             read = checkpoint_name(each(inputs, vectors, places), NAME)
         with jax.named_scope("output_norm"):
             return normed(read, scale, gate)
