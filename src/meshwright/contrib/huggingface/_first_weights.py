@@ -7,6 +7,7 @@ Used by: `train`, through the registry, and `_exports`.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel
+from meshwright.config import RunConfig, TransformerModel, family_of
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
@@ -80,6 +81,7 @@ class FirstWeights:
             family = file["model_type"]
             if not isinstance(family, str):
                 raise TypeError(f"model_type = {str(family)[:40]} is not text")
+            family = family_of(file) or family
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -101,6 +103,16 @@ class FirstWeights:
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         files = WeightFiles(folder)
         self._read = unpacking(files.read, files.names)
+        for weight in self._weights:
+            if weight.constant is not None:
+                self._check_constant(weight.name.format(layer=weight.first), weight.constant)
+
+    def _check_constant(self, name: str, value: float) -> None:
+        """Raise an `InputError` if a number that every model of a family has is another in this folder."""
+        found = float(self._read(name))
+        if not math.isclose(found, value, rel_tol=0.01):  # as rounded to bf16
+            what = f"{self.base.folder}: {name} = {found:g}, and the model here has {value:g}"
+            raise InputError(what, hint="begin with weights that have it")
 
     @property
     def documents(self) -> dict[str, str]:

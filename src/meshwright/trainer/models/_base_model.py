@@ -28,9 +28,9 @@ class Parameter:
     """The declaration of one parameter: its shape, its dimension names and its initialisation.
 
     `initial`: "fan_in" draws from a normal distribution truncated at three sigma, scaled by
-    gain/sqrt(fan_in). "rates" are logarithms of numbers drawn evenly from 1 to 16, by which states decay in a
-    unit of time, and "steps" are what softplus makes times from `LEAST_STEP` to `MOST_STEP` of, drawn evenly
-    by their logarithms (Mamba-2, https://arxiv.org/abs/2405.21060, and its code).
+    gain/sqrt(fan_in); "ones" are `gain`. "rates" are logarithms of numbers drawn evenly from 1 to 16, by
+    which states decay in a unit of time; softplus of "steps" gives times from `LEAST_STEP` to `MOST_STEP`,
+    drawn evenly by their logarithms (Mamba-2, https://arxiv.org/abs/2405.21060, and its code).
     `wide`: the parameter is used in float32, whatever the compute format.
     """
 
@@ -178,7 +178,8 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
 
     def one(path: Any, parameter: Parameter) -> Array:
         if parameter.initial in ("zeros", "ones"):
-            return (jnp.zeros if parameter.initial == "zeros" else jnp.ones)(parameter.shape, jnp.float32)
+            value = 0.0 if parameter.initial == "zeros" else parameter.gain
+            return jnp.full(parameter.shape, value, jnp.float32)
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
         if parameter.initial == "rates":
             return jnp.log(jax.random.uniform(own, parameter.shape, jnp.float32, 1.0, 16.0))
