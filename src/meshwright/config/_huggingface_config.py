@@ -232,8 +232,7 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     tree |= {key: values[0] for key, values in family.only.items() if values}
     tree |= _routing_json(model, family)
     if model.window is not None:
-        kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
-        layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
+        layers = [GLOBAL if kind.window is None else LOCAL for kind in model.kinds]
         tree |= {"sliding_window": model.window}
         tree |= {"layer_types": layers} if family.windows == BY_LAYER else {}
         tree |= {"use_sliding_window": True} if "use_sliding_window" in family.defaults else {}
