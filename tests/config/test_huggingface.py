@@ -133,7 +133,7 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"attention_multiplier": 0.5}, "attention_multiplier = 0.5"),
         ({"attention_bias": True}, "attention_bias = true"),
         ({"hidden_act": "xielu"}, 'hidden_act = "xielu"'),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "temperature": 2.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),  # which its layers do not read

@@ -81,7 +81,8 @@ class Family:
     ungrouped: Mapping[str, Any] = field(default_factory=dict[str, Any])
     unpadded: bool = False
     by_head: tuple[str, ...] = ()
-    inputs_first: bool = False
+    alternating: tuple[str, ...] = ()
+    inputs_first: tuple[str, ...] = ()
     scales_from_one: bool = False
 
 

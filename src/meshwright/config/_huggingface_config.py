@@ -225,8 +225,9 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     """Return the file of a family with the sizes of a model, which that family need not be able to have."""
     tree: dict[str, Any] = {"model_type": name, "architectures": [family.architecture]}
     tree |= {theirs: getattr(model, ours) for ours, theirs in family.keys.items()}
-    theirs_of = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    tree[family.activation] = theirs_of[model.activation]
+    known = {**ACTIVATIONS, **family.activations}
+    theirs_of = {ours: theirs for named in (known, ACTIVATIONS) for theirs, ours in reversed(named.items())}
+    tree[family.activation] = theirs_of.get(model.activation)
     if family.unpadded:
         tree["pad_token_id"] = None  # their own is beyond a small vocabulary
     tree |= {key: values[0] for key, values in family.only.items() if values}

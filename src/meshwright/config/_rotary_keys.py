@@ -33,6 +33,7 @@ STRETCHING = {
         "beta_slow": "rope_low_factor",
         "beta_fast": "rope_high_factor",
         "attention_factor": "rope_gain",
+        "truncate": "rope_rounded",
         LENGTH: "rope_original_positions",
     },
     "longrope": {
@@ -136,8 +137,7 @@ def _stretched(kind: str, scaling: Tree, given: Tree) -> dict[str, Any] | None:
     if kind == "yarn":
         for key, default in (("beta_slow", 1.0), ("beta_fast", 32.0)):
             found[key] = found.get(key) or default
-        if found.get("truncate") is True:
-            del found["truncate"]
+        found["truncate"] = found.get("truncate", True)
     if kind in ("yarn", "longrope"):
         growth = found.pop("mscale", None), found.pop("mscale_all_dim", None)
         gain = _gain_of_yarn if kind == "yarn" else _gain_of_longrope
@@ -173,6 +173,8 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
         keys = STRETCHING[model.rope_stretching]
         rope |= {"rope_type": model.rope_stretching}
         rope |= {theirs: getattr(model, ours) for theirs, ours in keys.items()}
+        if model.rope_rounded:  # which is usual
+            rope.pop("truncate", None)
         if model.rope_magnitude:  # DeepSeek's, which needs both
             rope |= {"mscale": model.rope_magnitude, "mscale_all_dim": model.rope_magnitude}
         if model.rope_original_positions is not None:

@@ -119,6 +119,9 @@ class TransformerModel(ModelKind):
     """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
     They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
     Effect: nothing that is weighed. Unit: none"""
+    rope_rounded: bool = True
+    """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
+    Effect: nothing that is weighed."""
     rope_interleaved: bool = False
     """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
     Effect: nothing that is weighed."""
@@ -135,9 +138,14 @@ class TransformerModel(ModelKind):
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
     Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
-    activation: Literal["silu", "gelu", "gelu-erf", "relu"] = "silu"
-    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one.
+    activation: Literal["silu", "gelu", "gelu-erf", "gelu-quick", "relu"] = "silu"
+    """Activation of the MLP.
+    `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x).
     Effect: elementwise arithmetic."""
+    gate_limit: OptionalPositiveFloat = None
+    """Largest gate of a gated MLP, and largest magnitude of what it multiplies, to which 1 is added.
+    So gpt-oss has it.
+    Effect: elementwise arithmetic. Unit: none"""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head. Its first values have a deviation of
     1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs
@@ -149,6 +157,12 @@ class TransformerModel(ModelKind):
     qkv_bias: bool = False
     """Biases on queries, keys and values alone, as Qwen2 has them; not with `bias`.
     Effect: three vectors of parameters per layer."""
+    output_bias: bool = False
+    """A bias on attention's output; not with `bias`.
+    Effect: a vector of parameters per layer."""
+    attention_sinks: bool = False
+    """A learned score of each head in the softmax of attention, to which no value belongs (gpt-oss).
+    Effect: a number of each head per layer; a fused kernel's output is scaled once more."""
     qk_norm: Literal["none", "head", "all"] = "none"
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
@@ -221,6 +235,9 @@ class TransformerModel(ModelKind):
     experts_per_token: OptionalPositive = None
     """Experts that each token is sent to.
     Effect: the MLP's FLOPs and messages over `expert` grow in proportion. Unit: experts"""
+    expert_bias: bool = False
+    """Biases on the products of experts and on the router's logits (gpt-oss).
+    Effect: a few vectors of parameters for each expert."""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
@@ -284,13 +301,15 @@ class TransformerModel(ModelKind):
                                                     or (H + K) D for one of all; + E H D for a gate)
             MLP       = G E M                      (+ (G - 1) M + E biases)
         With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; a gate of shared
-        experts adds E. The first layers without experts have their own M. With a latent of width R, one of Q
-        for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
+        experts adds E; biases of experts X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. The
+        first layers without experts have their own M. With a latent of width R, one of Q for queries (or
+        none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
         A layer has the parts that `layer_pattern` names, with a norm (n) for each.
         """
         norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
         attention = (self.latent_rank or 0) + (self.query_rank or 0)
+        attention += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
         if self.bias or self.qkv_bias:
             attention += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.bias:
@@ -304,17 +323,20 @@ class TransformerModel(ModelKind):
         vectors = self.num_attention_layers * attention + self.count(mlp="mlp") * mlp + norms
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
+        biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        vectors += self.num_expert_layers * biases
         return tables * self.embed_dim + norm + vectors + matrices
 
     @property
     def num_active_parameters(self) -> int:
         """Number of parameters that one token uses: all but those of the experts to which it is not sent.
 
-        The unused experts have L (X - k) G E M. This number is published as "active": 12.9B of Mixtral 8x7B's
-        46.7B (https://arxiv.org/abs/2401.04088).
+        The unused experts have L (X - k) G E M, and their biases. This number is published as "active": 12.9B
+        of Mixtral 8x7B's 46.7B (https://arxiv.org/abs/2401.04088).
         """
         idle = (self.num_experts or 0) - (self.experts_per_token or 0)
-        return self.num_parameters - self.num_expert_layers * idle * self.num_mlp_parameters
+        each = self.num_mlp_parameters + self._num_expert_biases
+        return self.num_parameters - self.num_expert_layers * idle * each
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -490,6 +512,11 @@ class TransformerModel(ModelKind):
     def num_mlp_parameters(self) -> int:
         """Number of weights of one MLP or one expert: G E M."""
         return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
+
+    @property
+    def _num_expert_biases(self) -> int:
+        """Number of biases of one expert: (G - 1) M + E."""
+        return ((self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim) * self.expert_bias
 
     @property
     def num_attention_parameters(self) -> int:

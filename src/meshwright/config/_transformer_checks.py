@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
-    *("expert_load", "router_bias_rate", "shared_mlp_dim", "shared_gate"),
+    *("expert_load", "router_bias_rate", "shared_mlp_dim", "shared_gate", "expert_bias"),
 )
 _NOT_LATENT = {
-    "position": "rotary",
-    "bias": False,
-    "qkv_bias": False,
-    "qk_norm": "none",
-    "rotary_share": 1.0,
-    "attention_gate": False,
+    **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
+    **{"output_bias": False, "attention_gate": False},
 }
 
 
@@ -77,8 +73,12 @@ def _layer_problems(model: TransformerModel) -> Iterator[Problem]:
         what = f"= {model.num_kv_heads} does not divide num_heads = {model.num_heads}"
         nearest = near_divisors(model.num_heads, model.num_kv_heads)[0]
         yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
-    if model.bias and model.qkv_bias:
-        yield "qkv_bias", "= true has no effect with bias = true", "leave qkv_bias out"
+    for name in ("qkv_bias", "output_bias"):
+        if model.bias and getattr(model, name):
+            yield name, "= true has no effect with bias = true", f"leave {name} out"
+    if model.gate_limit is not None and model.mlp != "gated":
+        what = f"= {model.gate_limit} has no effect with mlp = {model.mlp!r}"
+        yield "gate_limit", what, "leave gate_limit out"
     if model.unroll and model.num_layers > MOST_UNROLLED:
         what = f"= true writes out num_layers = {model.num_layers} blocks, and at most {MOST_UNROLLED} can be"
         yield "unroll", what, "use unroll = false"
@@ -211,6 +211,9 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
         yield name, what, "set both, or neither, or the factor alone for linear stretching"
     if model.is_stretched and model.rope_stretching == "yarn" and (model.rope_theta or 0) <= 1:
         yield "rope_theta", f"= {model.rope_theta}; yarn needs a base above 1", "set rope_theta to 10000.0"
+    if not model.rope_rounded and not (model.is_stretched and model.rope_stretching == "yarn"):
+        what = "= false has no effect without YaRN's stretching"
+        yield "rope_rounded", what, 'leave rope_rounded out, or set rope_stretching = "yarn" and rope_factor'
     if model.rope_gain != 1 and not model.is_stretched:
         yield "rope_gain", f"= {model.rope_gain} has no effect without {name}", "leave rope_gain out"
     num_pairs = (model.rotary_dim or 2 * int(model.head_dim * model.rotary_share / 2)) // 2

@@ -114,6 +114,17 @@ FAR_AND_NEAR = {
 }
 EXPERTS = {"num_experts_per_tok": 2}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT_OSS = {
+    **GROUPED,
+    **IDS,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "swiglu_limit": 0.5,
+}
+UNROUNDED = {**YARN_ALONE, "truncate": False}
 CASES = {
     "llama": ("LlamaConfig", GROUPED),
     "llama, heads of their own size": ("LlamaConfig", {**GROUPED, "head_dim": 16}),
@@ -163,6 +174,8 @@ CASES = {
     ),
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "gpt-oss": ("GptOssConfig", {**GPT_OSS, "rope_parameters": UNROUNDED}),
+    "gpt-oss, an odd number of layers": ("GptOssConfig", {**GPT_OSS, "num_hidden_layers": 3}),
     "gpt2": ("GPT2Config", {**GPT2, **IDS}),
     "gpt2, a head of its own": ("GPT2Config", {**GPT2, **IDS, "tie_word_embeddings": False}),
 }
@@ -173,7 +186,7 @@ WIDE = {
     *("llama, heads of their own size", "mistral", "qwen2, windows in turn", "qwen3 with experts", "gemma"),
     *("olmoe", "olmo3", "ernie", "glm4 with experts", "phi3", "gpt-neox, serial"),
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
-    *("ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
+    *("gpt-oss, an odd number of layers", "ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
 }
 
 

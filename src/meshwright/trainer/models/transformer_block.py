@@ -21,6 +21,7 @@ from meshwright.config import LayerKind, TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
+from .activations import hidden_units
 from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
@@ -30,12 +31,6 @@ from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
 from .rotary import rotated, score_factor, turns_of
 
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=True),
-    "gelu-erf": partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-}
 PRODUCTS = (
     *("query_down", "query", "key_down", "key", "value", "output_gate", "key_rotary"),
     *("output", "up", "gate", "down"),
@@ -115,12 +110,16 @@ class Block:
             from .latent_attention import latent_parameters
 
             declared, matrices = latent_parameters(c), {}
-        with_bias = tuple(matrices) if c.bias else ("query", "key", "value") if c.qkv_bias else ()
+        with_bias = {"query", "key", "value"} if c.qkv_bias else set[str]()
+        with_bias = set(matrices) if c.bias else with_bias | {"output"} if c.output_bias else with_bias
         declared |= _products(matrices, sizes, with_bias)
         for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
             dims = ("head_dim",) if c.qk_norm == "head" else (heads, "head_dim")
             shape = tuple(sizes[dim] for dim in dims)
             declared[f"{name}_norm"] = Parameter(shape=shape, dims=dims, initial="ones", wide=True)
+        if c.attention_sinks:
+            sinks = Parameter(shape=(c.num_heads,), dims=("heads",), initial="zeros", wide=True)
+            declared["sinks"] = sinks
         return declared
 
     def _mlp_parameters(self, width: int) -> dict[str, Parameter]:
@@ -128,7 +127,7 @@ class Block:
         sizes = {"embed": c.embed_dim, "mlp": width}
         matrices = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}
         matrices |= {"gate": ("embed", "mlp")} if c.mlp == "gated" else {}
-        return _products(matrices, sizes, tuple(matrices) if c.bias else ())
+        return _products(matrices, sizes, set(matrices) if c.bias else set())
 
     def apply(
         self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
@@ -152,12 +151,13 @@ class Block:
         self, x: Array, layer: Tree, context: Context, documents: Documents | None
     ) -> tuple[Array, Tree]:
         """Return what attention adds to the residual `x`, and the layer to use after it."""
-        c, window = self.config, self.kind.window
+        c, shape = self.config, Shape(self.kind.window, self.config.score_cap)
         h, layer = self._input_of("attention", x, layer, context)
         query, key, value = self._projections(h, layer, context, documents)
         if (factor := score_factor(c)) != 1:
             query = query * jnp.asarray(factor, query.dtype)
-        out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
+        sinks = context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+        out = causal_attention(query, key, value, context, documents, shape, sinks)
         if c.attention_gate:
             out = out * jax.nn.sigmoid(self._project(h, layer, "attention", "output_gate", context))
         y = self._multiplied(out, layer, "attention", "output", context)
@@ -174,7 +174,7 @@ class Block:
         from .experts import expert_mlp
 
         split = context.pin(h, *RESIDUAL)
-        out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
+        out, balance = expert_mlp(split, layer["experts"], c, context)
         if c.num_shared_experts:
             shared = self._mlp(h, layer, "shared", context)
             if c.shared_gate:
@@ -218,13 +218,11 @@ class Block:
 
     def _mlp(self, h: Array, layer: Tree, group: str, context: Context) -> Array:
         """Apply an MLP that every token passes through: the block's only one, or that of shared experts."""
-        activation = ACTIVATIONS[self.config.activation]
         up = self._project(h, layer, group, "up", context)
-        if self.config.mlp == "gated":
-            up = activation(self._project(h, layer, group, "gate", context)) * up
-        else:
-            up = checkpoint_name(activation(up), SECOND_PRODUCT)
-        up = checkpoint_name(up, HIDDEN)
+        is_gated = self.config.mlp == "gated"
+        gate = self._project(h, layer, group, "gate", context) if is_gated else None
+        up = hidden_units(up, gate, self.config)
+        up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
         return self._project(up, layer, group, "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
@@ -293,7 +291,7 @@ class Block:
 
 
 def _products(
-    matrices: dict[str, tuple[str, ...]], sizes: dict[str, int], with_bias: tuple[str, ...]
+    matrices: dict[str, tuple[str, ...]], sizes: dict[str, int], with_bias: set[str]
 ) -> dict[str, Parameter]:
     """Declare matrices by name, from their dims and the sizes of those, with biases after some of them."""
     declared: dict[str, Parameter] = {}
