@@ -32,6 +32,7 @@ LATENT = (*NANO, "model.num_kv_heads=4", "model.latent_rank=32", "model.rotary_d
 ROUTED = (*EXPERTS, "model.router=sigmoid")
 GROUPS = (*ROUTED, "model.router_groups=2", "model.router_groups_chosen=1")
 DENSE = (*EXPERTS, "model.num_dense_layers=1", "model.dense_mlp_dim=64")
+SHARED = (*EXPERTS, "model.num_shared_experts=1")
 LORA = (*NANO, "lora.rank=4", "precision=bf16")
 COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
 SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
@@ -85,6 +86,10 @@ PROGRAM = {
     "model.transformer.num_experts": (EXPERTS, "model.num_experts=8"),
     "model.transformer.experts_per_token": (EXPERTS, "model.experts_per_token=1"),
     "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
+    "model.transformer.shared_mlp_dim": (SHARED, "model.shared_mlp_dim=32"),
+    "model.transformer.shared_gate": (SHARED, "model.shared_gate=true"),
+    "model.transformer.layer_pattern": (NANO, "model.layer_pattern=attention mlp"),
+    "model.transformer.attention_gate": (NANO, "model.attention_gate=true"),
     "model.transformer.capacity_factor": (EXPERTS, "model.capacity_factor=2.0"),
     "model.transformer.balancing_loss": (EXPERTS, "model.balancing_loss=0.1"),
     "model.transformer.rope_factor": (STRETCHED, "model.rope_factor=8.0"),
