@@ -202,6 +202,36 @@ def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(fo
     assert text_reading(alone) == text_reading("llama3-8b") == ""
 
 
+# As Kimi-K2's and DeepSeek-V3.1's folders have it: what one family's file says with and without effect.
+DEEPSEEK_V3 = {
+    **{"architectures": ["DeepseekV3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_deepseek.X"}},
+    **{"hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 64, "num_key_value_heads": 64},
+    **{"num_hidden_layers": 61, "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8},
+    **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+    **{"v_head_dim": 128, "moe_intermediate_size": 2048, "first_k_dense_replace": 1, "vocab_size": 163840},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1},
+    **{"routed_scaling_factor": 2.827, "norm_topk_prob": True, "moe_layer_freq": 1, "ep_size": 1},
+    **{"aux_loss_alpha": 0.001, "seq_aux": True, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05},
+    **{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    "rope_scaling": {
+        **{"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0},
+        **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+    },
+}
+
+
+def test_an_unknown_model_type_is_read_as_the_family_of_the_class_that_it_names(folder_of):
+    kimi = folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2"}, "kimi")
+    model = load_config(kimi).model
+    assert f"{model.num_parameters / 1e9:.0f} {model.num_active_parameters / 1e9:.1f}" == "1026 32.9"
+    assert model == load_config(folder_of({**DEEPSEEK_V3, "model_type": "deepseek_v3"}, "v3")).model
+    assert text_reading(kimi).endswith("'kimi_k2' is read as deepseek_v3, whose class its architectures name")
+    inner = {"model_type": "kimi_k25", "text_config": {**DEEPSEEK_V3, "model_type": "kimi_k2"}}
+    assert load_config(folder_of(inner, "images")).model == model
+    with pytest.raises(InputError, match="'kimi_k2' is not known"):
+        load_config(folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2", "architectures": ["Kimi"]}, "none"))
+
+
 def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-7B"}')
     with pytest.raises(InputError, match=r"cannot read .*config.json") as refused:
@@ -373,9 +403,11 @@ def test_a_model_of_the_local_cache_is_found_by_its_id(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     family, known = FAMILIES[name], set(TransformerModel.model_fields)
-    assert {*family.keys, *family.fixed, *(ours for ours, *_ in family.switches.values())} <= known
+    switched = {ours for ours, *_ in family.switches.values()}
+    assert {*family.keys, *family.fixed, *family.inverses, *switched} <= known
     assert family.activation in family.defaults
-    assert set(family.by_head) <= set(family.weights)
+    assert {*family.by_head, *family.one_row} <= set(family.weights)
     assert family.windows in ("none", "all", "by layer")
+    assert family.unturned in ("none", "global", "by layer")
     page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
     assert f"`{name}`" in page.read_text()

@@ -19,7 +19,7 @@ SMALL = (
     *("precision=fp32", "data.source=synthetic"),
 )
 EXPERTS = ("model.num_experts=4", "model.experts_per_token=2", "model.dense_mlp_dim=20")
-SHARED = ("model.num_shared_experts=1", "model.shared_mlp_dim=12", "model.shared_gate=true")
+SHARED = ("model.shared_mlp_dim=12", "model.shared_gate=true")
 PATTERNS = {
     "a period": ("model.layer_pattern=local+mlp*2 attention mlp", "model.num_layers=8"),
     "a list": ("model.layer_pattern=local+mlp attention*2 local+mlp attention*2 mlp*3", "model.num_layers=9"),
@@ -132,8 +132,8 @@ def test_an_irregular_list_is_cut_into_few_stretches_that_repeat():
         (("layer_pattern=attention+experts",), "has 'experts'", "set num_experts"),
         (
             ("layer_pattern=local", "window=8", "global_every=2"),
-            "has no effect with layer_pattern",
-            "without",
+            "is not run with layer_pattern",
+            "which layers are which",
         ),
     ],
     ids=str,

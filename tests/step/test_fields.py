@@ -32,7 +32,6 @@ LATENT = (*NANO, "model.num_kv_heads=4", "model.latent_rank=32", "model.rotary_d
 ROUTED = (*EXPERTS, "model.router=sigmoid")
 GROUPS = (*ROUTED, "model.router_groups=2", "model.router_groups_chosen=1")
 DENSE = (*EXPERTS, "model.num_dense_layers=1", "model.dense_mlp_dim=64")
-SHARED = (*EXPERTS, "model.num_shared_experts=1")
 LORA = (*NANO, "lora.rank=4", "precision=bf16")
 COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
 SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
@@ -86,8 +85,6 @@ PROGRAM = {
     "model.transformer.num_experts": (EXPERTS, "model.num_experts=8"),
     "model.transformer.experts_per_token": (EXPERTS, "model.experts_per_token=1"),
     "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
-    "model.transformer.shared_mlp_dim": (SHARED, "model.shared_mlp_dim=32"),
-    "model.transformer.shared_gate": (SHARED, "model.shared_gate=true"),
     "model.transformer.layer_pattern": (NANO, "model.layer_pattern=attention mlp"),
     "model.transformer.attention_gate": (NANO, "model.attention_gate=true"),
     "model.transformer.capacity_factor": (EXPERTS, "model.capacity_factor=2.0"),
@@ -114,6 +111,16 @@ PROGRAM = {
     "model.transformer.norm_place": (NANO, "model.norm_place=after"),
     "model.transformer.parallel": (NANO, "model.parallel=true"),
     "model.transformer.scaled_embedding": (NANO, "model.scaled_embedding=true"),
+    "model.transformer.norm_bias": ((*NANO, "model.norm=layer"), "model.norm_bias=true"),
+    "model.transformer.qk_norm_turned": ((*NANO, "model.qk_norm=head"), "model.qk_norm_turned=true"),
+    "model.transformer.one_norm": ((*NANO, "model.parallel=true"), "model.one_norm=true"),
+    "model.transformer.no_rope_every": (NANO, "model.no_rope_every=2"),
+    "model.transformer.embedding_scale": (NANO, "model.embedding_scale=2.0"),
+    "model.transformer.residual_scale": (NANO, "model.residual_scale=0.5"),
+    "model.transformer.score_scale": (NANO, "model.score_scale=0.5"),
+    "model.transformer.logit_scale": (NANO, "model.logit_scale=0.5"),
+    "model.transformer.shared_mlp_dim": (EXPERTS, "model.shared_mlp_dim=96"),
+    "model.transformer.shared_gate": ((*EXPERTS, "model.num_shared_experts=1"), "model.shared_gate=true"),
     "model.transformer.latent_rank": (LATENT, "model.latent_rank=16"),
     "model.transformer.query_rank": (LATENT, "model.query_rank=16"),
     "model.transformer.rotary_dim": (LATENT, "model.rotary_dim=4"),

@@ -138,9 +138,11 @@ class TransformerModel(ModelKind):
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
     Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
-    activation: Literal["silu", "gelu", "gelu-erf", "gelu-quick", "relu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu-erf", "gelu-quick", "relu", "relu2", "xielu"] = "silu"
     """Activation of the MLP.
-    `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x).
+    `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x),
+    `relu2` the square of `relu`; `xielu` has two learned numbers per layer ([Huang and Schlag
+    2024](https://arxiv.org/abs/2411.13010)).
     Effect: elementwise arithmetic."""
     gate_limit: OptionalPositiveFloat = None
     """Largest gate of a gated MLP, and largest magnitude of what it multiplies, to which 1 is added.
@@ -151,6 +153,9 @@ class TransformerModel(ModelKind):
     1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs
     ([Smith et al. 2022](https://arxiv.org/abs/2201.11990) use it for all weights).
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
+    norm_bias: bool = False
+    """Biases on LayerNorms alone, as Nemotron and StableLM have them; not with `bias`.
+    Effect: a vector of `embed_dim` parameters per norm."""
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
     Effect: a few vectors of parameters per layer."""
@@ -170,6 +175,18 @@ class TransformerModel(ModelKind):
     attention_gate: bool = False
     """Multiply attention's output by the sigmoid of a linear map of its input, as Qwen3-Next does.
     Effect: as many parameters more per layer of attention as queries have."""
+    qk_norm_turned: bool = False
+    """Norm queries and keys after positions have turned them, as Hunyuan does; with `qk_norm`.
+    Effect: nothing that is weighed."""
+    embedding_scale: PositiveFloat = 1.0
+    """Multiplies embeddings, as in Granite.
+    Effect: nothing that is weighed but one product per number. Unit: none"""
+    residual_scale: PositiveFloat = 1.0
+    """Multiplies what attention and MLP add to the residual stream, as in Granite.
+    Effect: nothing that is weighed but one product per number. Unit: none"""
+    logit_scale: PositiveFloat = 1.0
+    """Multiplies the logits, as in Cohere's models; Granite's `logits_scaling` is one over it.
+    Effect: nothing that is weighed, since the last norm's scale takes it. Unit: none"""
     scaled_embedding: bool = False
     """Multiply embeddings by the root of `embed_dim`, as Gemma does.
     Effect: nothing that is weighed but one product per number."""
@@ -179,6 +196,9 @@ class TransformerModel(ModelKind):
     parallel: bool = False
     """Add attention and MLP to the same input, as GPT-NeoX does, instead of one after the other.
     Effect: both products can overlap; the parameters stay."""
+    one_norm: bool = False
+    """Give attention and MLP of a `parallel` block the same norm, as Cohere's models do.
+    Effect: a norm fewer per layer."""
     rotary_share: Share = 1.0
     """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
     Effect: nothing that is weighed. Unit: share"""
@@ -189,6 +209,9 @@ class TransformerModel(ModelKind):
     global_every: OptionalPositive = None
     """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
     Effect: that of `window`, on the other layers alone; stages hold whole groups. Unit: layers"""
+    no_rope_every: OptionalPositive = None
+    """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
+    Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
     rope_local_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
     Effect: nothing that is weighed. Unit: none
@@ -213,6 +236,10 @@ class TransformerModel(ModelKind):
     """Number by whose root the scores of attention are divided, as Gemma 2 sets it.
     Effect: nothing that is weighed. Unit: numbers
     Default: `head_dim`"""
+    score_scale: OptionalPositiveFloat = None
+    """Multiplies the scores of attention, in place of one over the root of `score_dim` (Granite).
+    Effect: nothing that is weighed. Unit: none
+    Default: 1 / sqrt(`score_dim`)"""
     score_cap: OptionalPositiveFloat = None
     """Largest magnitude of attention's scores s, which become cap x tanh(s / cap) (Gemma 2).
     Effect: attention runs in plain blocks, since the fused kernel has none. Unit: none"""
@@ -242,12 +269,11 @@ class TransformerModel(ModelKind):
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
     shared_mlp_dim: OptionalPositive = None
-    """Hidden width of the MLP of all shared experts together.
-    Effect: that of `mlp_dim`, for shared experts. Unit: numbers
-    Default: `num_shared_experts` x `mlp_dim`"""
+    """Hidden width of one MLP that every token meets beside its experts, in place of `num_shared_experts`.
+    Effect: that of `mlp_dim`, for this MLP. Unit: numbers"""
     shared_gate: bool = False
-    """Multiply the output of shared experts by the sigmoid of a linear map to one number (Qwen2-MoE).
-    Effect: `embed_dim` parameters per layer with experts."""
+    """Multiply the output of shared experts by the sigmoid of a product of the token with a vector.
+    Effect: `embed_dim` parameters per layer (Qwen2-MoE, Qwen3-Next)."""
     num_dense_layers: NotNegative = 0
     """First layers that have one MLP of `dense_mlp_dim` for all tokens in place of experts (DeepSeek).
     Effect: fewer parameters; every stage runs them, for its share of the microbatches. Unit: layers"""
@@ -295,19 +321,19 @@ class TransformerModel(ModelKind):
 
         With V vocabulary, E embed, L layers, H heads and K key-value heads of size D, M hidden of the
         MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
-        (2 E for a LayerNorm with bias):
-            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
+        (2 E for a LayerNorm with bias), of which a block has 1 to 4:
+            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP (+ 2 of an xIELU))
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
                                                     or (H + K) D for one of all; + E H D for a gate)
             MLP       = G E M                      (+ (G - 1) M + E biases)
-        With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; a gate of shared
-        experts adds E; biases of experts X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. The
-        first layers without experts have their own M. With a latent of width R, one of Q for queries (or
-        none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
+        With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; biases of experts
+        X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. Shared experts may have their own M,
+        and a gate of E. The first layers without experts have their own M. With a latent of width R, one of
+        Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
         A layer has the parts that `layer_pattern` names, with a norm (n) for each.
         """
-        norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
+        norm = self.embed_dim * (2 if self.has_norm_biases else 1)
         attention = (self.latent_rank or 0) + (self.query_rank or 0)
         attention += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
         if self.bias or self.qkv_bias:
@@ -318,7 +344,9 @@ class TransformerModel(ModelKind):
             heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
             attention += sum(heads) * self.head_dim
         mlp = ((self._num_mlp_matrices - 1) * self.plain_mlp_dim + self.embed_dim) * self.bias
+        mlp += 2 if self.activation == "xielu" else 0
         parts = sum((kind.mixer is not None) + (kind.mlp is not None) for kind in self.kinds)
+        parts = self.num_layers if self.one_norm else parts
         norms = parts * norm * (2 if self.norm_place == "both" else 1)
         vectors = self.num_attention_layers * attention + self.count(mlp="mlp") * mlp + norms
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
@@ -368,8 +396,11 @@ class TransformerModel(ModelKind):
                 "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
-                    **({} if self.dense_mlp_dim is None else {"model.dense_mlp_dim": self.dense_mlp_dim}),
-                    **({} if self.shared_mlp_dim is None else {"model.shared_mlp_dim": self.shared_mlp_dim}),
+                    **{
+                        f"model.{name}": size
+                        for name in ("dense_mlp_dim", "shared_mlp_dim")
+                        if (size := getattr(self, name)) is not None
+                    },
                 },
                 "vocab": {"model.vocab_size": self.vocab_size},
             },
@@ -386,10 +417,16 @@ class TransformerModel(ModelKind):
             kinds = tuple(kind_of(word, self.window) for word in words_of(self.layer_pattern))
             return stretches_of(kinds, self.num_layers)
         mlp, first = "mlp" if self.num_experts is None else "experts", self.num_dense_layers
-        sees = (self.window,)
-        if self.global_every is not None:
-            sees = (*(self.window,) * (self.global_every - 1), None)
-        period = tuple(LayerKind("attention", mlp, window) for window in sees)
+        every, turned = self.global_every or 1, self.no_rope_every or 1
+        period = tuple(
+            LayerKind(
+                "attention",
+                mlp,
+                window=None if self.global_every and number % every == 0 else self.window,
+                has_positions=not (self.no_rope_every and number % turned == 0),
+            )
+            for number in range(1, math.lcm(every, turned) + 1)
+        )
         layers = Stretch(LAYERS, period, self.num_layers - first, first)
         dense = (LayerKind("attention", "mlp", self.window),)
         return (Stretch(FIRST_LAYERS, dense, first, 0), layers) if first else (layers,)
@@ -451,15 +488,16 @@ class TransformerModel(ModelKind):
     @property
     def _unlike(self) -> dict[str, int]:
         """Return in words the most stages of layers that are not alike; nothing if all are alike."""
-        size, key = len(self.period), "model.global_every"
+        size = len(self.period)
         if self.stretches[-1].name != LAYERS:
             return {"the most stages for a model.layer_pattern that does not repeat as a whole": 1}
         if size == 1:
             return {}
-        if self.layer_pattern:
-            key = "model.layer_pattern"
         whole = self.num_stacked_layers // size if self.num_stacked_layers % size == 0 else 1
-        return {f"the most stages for whole groups of {key} = {size} layers": whole}
+        named = [name for name in ("global_every", "no_rope_every") if getattr(self, name) == size]
+        named += ["layer_pattern"] if self.layer_pattern else []
+        which = f"model.{named[0]} = {size} layers" if named else f"{size} layers"
+        return {f"the most stages for whole groups of {which}": whole}
 
     def seen_positions(self, length: int) -> float:
         """Return the positions that a token of a sequence sees on average over tokens and layers.
@@ -514,6 +552,22 @@ class TransformerModel(ModelKind):
         return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
 
     @property
+    def has_norm_biases(self) -> bool:
+        """Whether norms of the residual stream have biases."""
+        return self.norm == "layer" and (self.bias or self.norm_bias)
+
+    @property
+    def shared_dim(self) -> int:
+        """Hidden width of the shared experts of a layer together; 0 if there are none."""
+        return self.shared_mlp_dim or self.num_shared_experts * self.mlp_dim
+
+    @property
+    def num_shared_parameters(self) -> int:
+        """Number of weights of the shared experts of a layer, and of their gate."""
+        gate = self.embed_dim if self.shared_gate else 0
+        return self._num_mlp_matrices * self.embed_dim * self.shared_dim + gate
+
+    @property
     def _num_expert_biases(self) -> int:
         """Number of biases of one expert: (G - 1) M + E."""
         return ((self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim) * self.expert_bias
@@ -538,11 +592,6 @@ class TransformerModel(ModelKind):
         return self.mlp_dim if self.num_experts is None else self.dense_mlp_dim or 0
 
     @property
-    def shared_dim(self) -> int:
-        """Hidden width of the shared experts of a layer together; 0 without them."""
-        return self.num_shared_experts and (self.shared_mlp_dim or self.num_shared_experts * self.mlp_dim)
-
-    @property
     def num_first_parameters(self) -> int:
         """Number of weights of the MLPs in layers without experts."""
         return self.count(mlp="mlp") * self._num_mlp_matrices * self.embed_dim * self.plain_mlp_dim
@@ -550,14 +599,11 @@ class TransformerModel(ModelKind):
     @property
     def num_dense_parameters(self) -> int:
         """Number of weights of the MLPs that every token meets, in all layers; with shared experts."""
-        shared = self._num_mlp_matrices * self.embed_dim * self.shared_dim
-        return self.num_first_parameters + self.num_expert_layers * shared
+        return self.num_first_parameters + self.num_expert_layers * self.num_shared_parameters
 
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
-        each = (
-            self.embed_dim * ((self.num_experts or 0) + self.shared_gate) + routed * self.num_mlp_parameters
-        )
+        each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
         attention = self.num_attention_layers * self.num_attention_parameters
         return attention + self.num_dense_parameters + self.num_expert_layers * each
 

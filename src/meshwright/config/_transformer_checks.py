@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
-    *("expert_load", "router_bias_rate", "shared_mlp_dim", "shared_gate", "expert_bias"),
+    *("expert_load", "router_bias_rate", "expert_bias", "shared_mlp_dim", "shared_gate"),
 )
 _NOT_LATENT = {
     **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
-    **{"output_bias": False, "attention_gate": False},
+    **{"output_bias": False, "no_rope_every": None, "attention_gate": False},
 }
 
 
@@ -47,7 +47,7 @@ def _pattern_problems(model: TransformerModel) -> Iterator[Problem]:
     elif model.num_layers % len(words):
         what = f"has {len(words)} layers, and num_layers = {model.num_layers} is no multiple of that"
         yield key, what, f"use num_layers = {or_list(near_multiples(len(words), model.num_layers))}"
-    for name in ("global_every", "num_dense_layers", "parallel"):
+    for name in ("global_every", "no_rope_every", "num_dense_layers", "parallel"):
         if value := getattr(model, name):
             what = f"= {value} has no effect or is not run with layer_pattern"
             yield name, what, f"leave {name} out, and say in layer_pattern which layers are which"
@@ -84,6 +84,26 @@ def _layer_problems(model: TransformerModel) -> Iterator[Problem]:
         yield "unroll", what, "use unroll = false"
 
 
+def _need_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the keys that have no effect without another, or that are in place of one that is set."""
+    before, turned = model.norm_place == "before", model.position == "rotary"
+    needs = {
+        "one_norm": (model.parallel and before, 'parallel = true and norm_place = "before"'),
+        "qk_norm_turned": (model.qk_norm != "none" and turned, "qk_norm and rotary positions"),
+        "norm_bias": (model.norm == "layer" and not model.bias, 'norm = "layer" and bias = false'),
+        "no_rope_every": (turned, "rotary positions"),
+    }
+    for name, (has_effect, condition) in needs.items():
+        if (value := getattr(model, name)) and not has_effect:
+            shown = "true" if value is True else value
+            yield name, f"= {shown} has no effect without {condition}", f"leave {name} out"
+    if model.score_scale is not None and model.score_dim is not None:
+        what = f"= {model.score_scale} is in place of score_dim = {model.score_dim}"
+        yield "score_scale", what, "leave one of them out"
+    if model.activation == "xielu" and (model.num_experts is not None or model.mlp != "plain"):
+        yield "activation", "= 'xielu' is run in one plain MLP", 'use mlp = "plain" without experts'
+
+
 def _position_problems(model: TransformerModel) -> Iterator[Problem]:
     """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
     keys = {
@@ -98,7 +118,8 @@ def _position_problems(model: TransformerModel) -> Iterator[Problem]:
             what = f"= {value} has no effect with position = {model.position!r}"
             yield key, what, f'leave {key} out, or set {key} = "none"'
     yield from _stretching_problems(model)
-    if model.rope_low_factor >= model.rope_high_factor:
+    low, high = model.rope_low_factor, model.rope_high_factor
+    if low > high or (low == high and model.rope_stretching != "yarn"):  # yarn rounds the two places apart
         what = f"= {model.rope_low_factor} is not below rope_high_factor = {model.rope_high_factor}"
         yield "rope_low_factor", what, "use rope_low_factor = 1.0"
     if model.position == "rotary" and model.head_dim % 2:
@@ -165,15 +186,18 @@ def _unlike_problems(model: TransformerModel) -> Iterator[Problem]:
     if (model.count(mlp="mlp") > 0) != (model.dense_mlp_dim is not None):
         name = "layer_pattern: words with mlp" if model.layer_pattern else "num_dense_layers"
         yield name, "and dense_mlp_dim need each other", "set both, or neither"
-    if model.num_dense_layers and model.global_every is not None:
+    if model.num_dense_layers and len(model.period) > 1:
         what = f"= {model.num_dense_layers} with layers that take turns (global_every) is not run"
         yield "num_dense_layers", what, "leave one of them out"
-    shared, width = model.num_shared_experts, model.shared_mlp_dim
-    if width is not None and shared != 1:
-        what = f"= {width} is the width of one shared expert, and num_shared_experts = {shared}"
-        yield "shared_mlp_dim", what, "set num_shared_experts = 1"
-    if model.shared_gate and not shared:
-        yield "shared_gate", "= true has no effect without num_shared_experts", "leave shared_gate out"
+
+
+def _shared_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with shared experts: one width, and a gate of something."""
+    if model.shared_mlp_dim is not None and model.num_shared_experts:
+        what = f"= {model.shared_mlp_dim} is in place of num_shared_experts = {model.num_shared_experts}"
+        yield "shared_mlp_dim", what, "leave one of them out"
+    if model.shared_gate and not model.shared_dim:
+        yield "shared_gate", "= true, but there is no shared expert", "leave shared_gate out"
 
 
 def _router_problems(model: TransformerModel) -> Iterator[Problem]:
@@ -224,6 +248,6 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 
 CHECKS = (
-    *(_layer_problems, _position_problems, _window_problems, _latent_problems),
-    *(_expert_problems, _unlike_problems, _router_problems),
+    *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
+    *(_expert_problems, _unlike_problems, _shared_problems, _router_problems),
 )

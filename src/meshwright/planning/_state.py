@@ -62,8 +62,8 @@ def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray
     model = config.model
     if not isinstance(model, TransformerModel) or model.num_experts is None:
         return 1.0
-    shared = model.shared_dim / model.mlp_dim
     factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
+    shared = model.shared_dim / model.mlp_dim
     if factor is not None:
         return min(factor * chosen, experts) + shared
     fair = tokens * chosen / expert  # rows for each device of a group

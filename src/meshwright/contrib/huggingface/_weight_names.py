@@ -31,7 +31,11 @@ Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloa
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
-BARE = ("sinks",)  # those whose arrays have the whole name that a family gives, without .weight
+BARE = (
+    "sinks",
+    "alpha_p",
+    "alpha_n",
+)  # those whose arrays have the whole name that a family gives, without .weight
 ENTRY = "[{expert}]"  # ends the name of an array with all experts of a layer
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
@@ -44,8 +48,10 @@ class Weight:
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
     theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
     `alternating`: the outputs of ours take turns in theirs, one of each.
-    `layers`: the number of their layer for each row of ours.
-    `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `one_row`: theirs is a matrix of one row, and ours a vector. `layers`: the number of their layer for each
+    row of ours. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `constant`: a number that a file has for each layer and no model changes; `ours` only says how many
+    layers there are.
     """
 
     name: str
@@ -55,7 +61,9 @@ class Weight:
     by_head: bool = False
     alternating: bool = False
     layers: tuple[int, ...] = ()
+    one_row: bool = False
     added: float = 0.0
+    constant: float | None = None
 
 
 def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
@@ -81,7 +89,12 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         wanted = (*ours.split(".")[:-1], condition)
         if not condition or any(path in declared for path in _in_each_stretch(wanted, stacked)):
             chosen[ours] = name
-    return tuple(weight for ours in chosen for weight in _weights(found, ours, chosen, declared, stacked))
+    arrays = [weight for ours in chosen for weight in _weights(found, ours, chosen, declared, stacked)]
+    like = next(weight for weight in arrays if "{layer}" in weight.name)
+    constants = [
+        replace(like, name=name, num_inputs=0, constant=value) for name, value in found.constants.items()
+    ]
+    return (*arrays, *constants)
 
 
 def _in_each_stretch(path: Path, model: Transformer) -> list[Path]:
@@ -114,6 +127,7 @@ def _weights(
             transposed=not (is_product and ours in family.inputs_first),
             by_head=ours in family.by_head,
             alternating=ours in family.alternating,
+            one_row=ours in family.one_row,
             layers=tuple(model.layers_with(name, stack[0][1])) if holds_layers(name) else (),
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
@@ -141,6 +155,9 @@ def to_huggingface(
         arrays = [parameters[path] for path in weight.ours]
         places = places_of(weight, arrays[0].shape)
         for name, entries in groupby(places, key=lambda each: _array_and_entry(each[0])[0]):
+            if weight.constant is not None:
+                yield name, np.asarray(weight.constant, arrays[0].dtype)
+                continue
             each = [joined_weight(weight, [array[place] for array in arrays]) for _, place in entries]
             joined = np.stack(each) if weight.name.endswith(ENTRY) else each[0]
             yield name, joined - np.asarray(weight.added, joined.dtype) if weight.added else joined
@@ -181,7 +198,7 @@ def from_huggingface(
         InputError: an array has another shape than the model needs.
     """
     entry_of = _reading(read)
-    for weight in weights:
+    for weight in (each for each in weights if each.constant is None):
         parts: dict[Path, Numbers] = {}
         for name, place in places_of(weight, shapes[weight.ours[0]]):
             array = entry_of(name)
@@ -245,7 +262,7 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     else:
         joined = _side_by_side(rows)
     if not weight.num_inputs:
-        return joined[0]
+        return joined if weight.one_row else joined[0]
     return joined.T if weight.transposed else joined
 
 
@@ -274,7 +291,7 @@ def _divided(
     if weight.ours[0][0] in TABLES:
         return dict.fromkeys(ours, array)
     rows = array.T if weight.num_inputs and weight.transposed else array
-    rows = rows if weight.num_inputs else rows[None]
+    rows = rows if weight.num_inputs or weight.one_row else rows[None]
     if weight.by_head:
         heads = next(iter(ours.values()))[-2]
         by_head = np.split(

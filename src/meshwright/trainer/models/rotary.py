@@ -19,6 +19,8 @@ from meshwright.config import TransformerModel
 def score_factor(config: TransformerModel) -> float:
     """Return the factor of attention's scores, in addition to 1 / sqrt(head_dim)."""
     growth = 1 + 0.1 * config.rope_magnitude * math.log(config.rope_factor or 1)
+    if config.score_scale is not None:
+        return config.score_scale * math.sqrt(config.head_dim) * growth**2
     return math.sqrt(config.head_dim / (config.score_dim or config.head_dim)) * growth**2
 
 

@@ -19,7 +19,7 @@ from .attention import Documents, documents_of, in_ring_order
 from .layer_stacks import LayerStack, joined, one_by_one
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .products import product
-from .transformer_block import dropped_out, for_each_token, norm_parameters, normed, places_of
+from .transformer_block import dropped_out, for_each_token, norm_parameters, normed, places_of, scaled
 
 
 class Transformer(Model):
@@ -92,7 +92,12 @@ class Transformer(Model):
         for name, stack in self._stacks.items():
             x, balance = stack.apply(parameters[name], x, context, documents)
             balances.append(balance)
-        return normed(x, parameters["final_norm"], self.config, context), joined(balances)
+        return self._normed(parameters, x, context), joined(balances)
+
+    def _normed(self, parameters: Tree, x: Array, context: Context) -> Array:
+        """Return the head's input: its products with the head are the logits, `logit_scale` included."""
+        factor = self.config.logit_scale
+        return normed(x, parameters["final_norm"], self.config, context, factor=factor)
 
     def _documents(self, segments: Array | None, context: Context) -> Documents | None:
         c = self.config
@@ -112,6 +117,7 @@ class Transformer(Model):
             x = look_up(table, tokens, *how, sums, in_loop=context.in_loop)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
+            x = scaled(x, self.config.embedding_scale)
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 places = places_of(tokens.shape[1], context, documents)
@@ -215,9 +221,7 @@ class Transformer(Model):
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
         """Return some positions' contribution to the loss, from the last block's output `x`."""
-        return self._loss_of(
-            parameters, normed(x, parameters["final_norm"], self.config, context), targets, context
-        )
+        return self._loss_of(parameters, self._normed(parameters, x, context), targets, context)
 
     def summarize(self, balance: Balance | None) -> dict[str, Array]:
         """Return a batch's metrics from the `Balance` of microbatches and layers [microbatches, layers]."""

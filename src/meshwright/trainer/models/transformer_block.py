@@ -21,7 +21,7 @@ from meshwright.config import LayerKind, TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
-from .activations import hidden_units
+from .activations import LEARNED, hidden_units, xielu_parameters
 from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
@@ -72,21 +72,23 @@ class Block:
     def _parameters(self) -> dict[str, dict[str, Parameter]]:
         c, kind = self.config, self.kind
         groups = [group for group in (kind.mixer, kind.mlp and "mlp") if group is not None]
-        names = [f"{group}_{place}" for group in groups for place in _norm_names(c)]
+        normed = groups[:1] if c.one_norm else groups
+        names = [f"{group}_{place}" for group in normed for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
         if kind.mixer == "attention":
             declared["attention"] = self._attention_parameters()
         if kind.mlp == "mlp":
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
+            declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
         if kind.mlp == "experts":
             from .experts import expert_parameters
 
             declared["experts"] = expert_parameters(c)
-            if c.num_shared_experts:
+            if c.shared_dim:
                 declared["shared"] = self._mlp_parameters(c.shared_dim)
             if c.shared_gate:
-                dims = ("embed", "one")
-                declared["shared"]["route"] = Parameter(shape=(c.embed_dim, 1), dims=dims, fan_in=c.embed_dim)
+                gate = Parameter(shape=(c.embed_dim, 1), dims=("embed", "one"), fan_in=c.embed_dim)
+                declared["shared"]["shared_gate"] = gate
         return declared
 
     def _attention_parameters(self) -> dict[str, Parameter]:
@@ -137,14 +139,16 @@ class Block:
         if self.kind.mixer == "attention":
             with jax.named_scope("attention_block"):
                 out, layer = self._attention(x, layer, context, documents)
-                x = context.pin(x + dropped_out(out, c, context, 2 * index), *RESIDUAL)
+                out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
+                x = context.pin(x + out, *RESIDUAL)
                 x = checkpoint_name(x, AFTER_ATTENTION)
         if self.kind.mlp is not None:
             with jax.named_scope("mlp_block"):
                 h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
                 out, balance = self._mlps(h, layer, context)
                 out = self._normed_after(out, layer, "mlp_out_norm", context)
-                x = context.pin(x + dropped_out(out, c, context, 2 * index + 1), *RESIDUAL)
+                out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
+                x = context.pin(x + out, *RESIDUAL)
         return x, balance
 
     def _attention(
@@ -175,20 +179,16 @@ class Block:
 
         split = context.pin(h, *RESIDUAL)
         out, balance = expert_mlp(split, layer["experts"], c, context)
-        if c.num_shared_experts:
-            shared = self._mlp(h, layer, "shared", context)
-            if c.shared_gate:
-                # Of positions as the residual splits them, or each device of `tensor` would repeat it.
-                route = context.gather(layer["shared"]["route"], "embed", "one")
-                shared = shared * jax.nn.sigmoid(product(split, route, 1))
-            out = out + shared
+        if c.shared_dim:
+            out = out + self._shared(h, split, layer, context)
         return out, balance
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
-        if f"{group}_norm" not in layer:
+        name = "attention_norm" if self.config.one_norm else f"{group}_norm"
+        if name not in layer:
             return x, layer
-        split = normed(x, layer[f"{group}_norm"], self.config, context, splits=True)
+        split = normed(x, layer[name], self.config, context, splits=True)
         for each in (group, "shared") if group == "mlp" else (group,):
             split, layer = delay_weight_grads(split, layer, each, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
@@ -209,19 +209,37 @@ class Block:
 
             return latent_projections(h, layer["attention"], project, places, c, context)
         query, key, value = (project(h, name) for name in ("query", "key", "value"))
-        if c.qk_norm != "none":
-            query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
+
+        def head_normed(query: Array, key: Array) -> tuple[Array, Array]:
+            named = (query, "query"), (key, "key")
+            query, key = (self._head_norm(t, layer, name, context) for t, name in named)
+            return query, key
+
+        if c.qk_norm != "none" and not c.qk_norm_turned:
+            query, key = head_normed(query, key)
         if is_turned:
-            turns = turns_of(c, sequence_length(h.shape[1], context.mesh), self.kind.window is not None)
-            query, key = (rotated(t, turns, places) for t in (query, key))
+            angles = turns_of(c, sequence_length(h.shape[1], context.mesh), self.kind.window is not None)
+            query, key = (rotated(t, angles, places) for t in (query, key))
+        if c.qk_norm_turned:
+            query, key = head_normed(query, key)
         return query, key, value
+
+    def _shared(self, h: Array, split: Array, layer: Tree, context: Context) -> Array:
+        """Apply the shared experts to `h`; `split` is the same, sharded as a residual, for their gate."""
+        out = self._mlp(h, layer, "shared", context)
+        if not self.config.shared_gate:
+            return out
+        with jax.named_scope("shared_gate"):
+            gate = context.gather(layer["shared"]["shared_gate"], *self._dims["shared", "shared_gate"])
+            return out * jax.nn.sigmoid(product(split, gate, 1))
 
     def _mlp(self, h: Array, layer: Tree, group: str, context: Context) -> Array:
         """Apply an MLP that every token passes through: the block's only one, or that of shared experts."""
         up = self._project(h, layer, group, "up", context)
         is_gated = self.config.mlp == "gated"
         gate = self._project(h, layer, group, "gate", context) if is_gated else None
-        up = hidden_units(up, gate, self.config)
+        learned = [context.gather(layer[group][n], "one", wide=True) for n in LEARNED if n in layer[group]]
+        up = hidden_units(up, gate, self.config, tuple(for_each_token(each, up) for each in learned))
         up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
         return self._project(up, layer, group, "down", context)
 
@@ -259,7 +277,8 @@ class Block:
             if f"{name}_bias" in layer[group]:
                 y = y + for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
-            is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
+            normed_after = f"{'mlp' if group == 'shared' else group}_out_norm" in layer
+            is_read = outputs != ("embed",) or normed_after
             named = SECOND_PRODUCT if name in self._second else PRODUCT
             y = checkpoint_name(y, NAMES[group, name])
             return checkpoint_name(y, named) if is_read else y
@@ -307,17 +326,31 @@ def _products(
 def norm_parameters(config: TransformerModel) -> dict[str, Parameter]:
     """Declare a norm of the residual stream: a scale, and a bias if LayerNorms have one."""
     scale = Parameter(shape=(config.embed_dim,), dims=("embed",), initial="ones", wide=True)
-    has_bias = config.norm == "layer" and config.bias
-    return {"scale": scale, "bias": replace(scale, initial="zeros")} if has_bias else {"scale": scale}
+    if not config.has_norm_biases:
+        return {"scale": scale}
+    return {"scale": scale, "bias": replace(scale, initial="zeros")}
 
 
-def normed(x: Array, group: Tree, config: TransformerModel, context: Context, splits: bool = False) -> Array:
-    """Apply RMSNorm or LayerNorm in float32, sharded by position.
+def scaled(x: Array, factor: float) -> Array:
+    """Multiply `x`; a factor of 1 adds no operation."""
+    return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
+
+
+def normed(
+    x: Array,
+    group: Tree,
+    config: TransformerModel,
+    context: Context,
+    splits: bool = False,
+    factor: float = 1.0,
+) -> Array:
+    """Apply RMSNorm or LayerNorm in float32, sharded by position, and multiply the result by `factor`.
 
     The result is gathered for the matmuls; with `splits` it stays sharded as a residual.
     """
-    scale = context.gather(group["scale"], "embed", wide=True)
+    scale = scaled(context.gather(group["scale"], "embed", wide=True), factor)
     bias = context.gather(group["bias"], "embed", wide=True) if "bias" in group else None
+    bias = bias if bias is None else scaled(bias, factor)
     y = normalised(x, scale, bias, config.norm == "layer", config.norm_epsilon, context.dtype)
     normed = context.pin(y, *RESIDUAL)  # in the compute format: float32 would cross `tensor`
     return normed if splits else context.pin(normed, "batch", "sequence", "embed")
