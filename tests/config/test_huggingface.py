@@ -411,3 +411,37 @@ def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     assert family.unturned in ("none", "global", "by layer")
     page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
     assert f"`{name}`" in page.read_text()
+
+
+GEMMA3_27B = {  # all that the text part of the published file says
+    **{"model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62},
+    **{"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168},
+    **{"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+}
+
+
+@pytest.mark.parametrize("stretching", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("preset", "left_out"),
+    [
+        ("gemma-3-27b-it", ()),
+        (
+            "gemma-3-4b-it",
+            ("head_dim", "num_attention_heads", "num_key_value_heads", "query_pre_attn_scalar"),
+        ),
+    ],
+)
+def test_the_text_part_of_a_gemma_3_has_the_defaults_of_its_family(preset, left_out, stretching, folder_of):
+    wanted = load_config(preset).model
+    sizes = {"hidden_size": wanted.embed_dim, "intermediate_size": wanted.mlp_dim}
+    sizes |= {"num_hidden_layers": wanted.num_layers}
+    text = {key: value for key, value in {**GEMMA3_27B, **sizes}.items() if key not in left_out}
+    if stretching == "rope_parameters":  # as later releases of transformers write it
+        linear = text.pop("rope_scaling")
+        text["rope_parameters"] = {
+            "full_attention": linear,
+            "sliding_attention": {"rope_type": "default"},
+        }
+        text |= {"rope_theta": 1_000_000, "rope_local_base_freq": 10_000, "_sliding_window_pattern": 6}
+    file = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert load_config(folder_of(file)).model == wanted

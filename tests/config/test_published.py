@@ -31,6 +31,8 @@ STATED = {
     "google/gemma-2-9b": "9.24B",
     "google/gemma-2-27b": "27.2B",
     "google/gemma-3-1b-it": "1.00B",
+    "openai/gpt-oss-20b": "20.9B",
+    "openai/gpt-oss-120b": "117B",
     "deepseek-ai/DeepSeek-V2-Lite": "15.7B",
     "deepseek-ai/DeepSeek-V2": "236B",
     "deepseek-ai/DeepSeek-V3": "671B",
