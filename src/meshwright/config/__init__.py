@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._families import weight_parameters as weight_parameters
     from ._huggingface_config import family_of as family_of
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
+    from ._huggingface_config import reads_text_alone as reads_text_alone
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import LayerKind as LayerKind
