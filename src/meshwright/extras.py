@@ -22,6 +22,7 @@ PURPOSES = {
     "torch": "weigh and account PyTorch modules",
     "tokenizers": "read a tokenizer.json",
     "parquet": "read Parquet files",
+    "check": "write figures into a file of budgets",
     "jobs": "write job files for Kubernetes and SkyPilot",
     "prices": "refresh list prices",
     "programs": "run examples/programs",

@@ -8,6 +8,7 @@ the memory of every argument and result, and here the same is done for described
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -26,14 +27,13 @@ def is_on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     offload = (request.config or {}).get("offload", "none")
     if offload == "none":
         return False
-    from meshwright.config import OFFLOADED
-    from meshwright.trainer.models.host_layers import HELD
+    from meshwright.config import OFFLOADED, holds_layers
 
     offloaded = OFFLOADED[offload]
     parts = ("state['optimizer']", "state['master']") if "moments" in offloaded else ()
-    if "parameters" in offloaded:
-        parts += tuple(f"state['parameters']['{name}']" for name in HELD)
-    return request.platform != "cpu" and bool(shape) and path.startswith(parts)
+    group = re.match(r"state\['parameters'\]\['(\w+)'\]", path)
+    is_layers = "parameters" in offloaded and group is not None and holds_layers(group[1])
+    return request.platform != "cpu" and bool(shape) and (is_layers or path.startswith(parts))
 
 
 def name_memories(request: Request, traced: Any, lowered: Any) -> None:

@@ -18,9 +18,9 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from meshwright.config import RunConfig
+from meshwright.config import RunConfig, holds_layers
 from meshwright.trainer.models import Parameter, is_parameter
-from meshwright.trainer.models.host_layers import HELD, in_space
+from meshwright.trainer.models.host_layers import in_space
 
 from . import _state_formats as _formats
 from ._eight_bits import is_eight_bits
@@ -178,9 +178,9 @@ class _Layers:
 
 
 def _stacks_of(declared: Tree) -> dict[str, str]:
-    """Return the group of layers of each stacked parameter, by the parameter's path."""
+    """Return the stack of layers of each stacked parameter, by the parameter's path: its group and length."""
     leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
-    return {jax.tree_util.keystr(path): str(path[0].key) for path, p in leaves if p.dims[:1] == ("layers",)}
+    return {jax.tree_util.keystr(path): f"{path[0].key} {p.shape[0]}" for path, p in leaves if p.dims[:1] == ("layers",)}
 
 
 def _layer(x: Array, place: Array) -> Array:
@@ -204,7 +204,7 @@ def _is_on_host(path: tuple[Any, ...], x: Any, config: RunConfig) -> bool:
     """Return whether an array of the state waits there, given its path."""
     if path[0].key not in on_host(config) or not (is_eight_bits(x) or x.ndim):
         return False
-    return path[0].key != "parameters" or path[1].key in HELD
+    return path[0].key != "parameters" or holds_layers(path[1].key)
 
 
 def moved_parts(state: Tree, space: Any) -> Tree:
