@@ -180,7 +180,11 @@ class _Layers:
 def _stacks_of(declared: Tree) -> dict[str, str]:
     """Return the stack of layers of each stacked parameter, by the parameter's path: its group and length."""
     leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
-    return {jax.tree_util.keystr(path): f"{path[0].key} {p.shape[0]}" for path, p in leaves if p.dims[:1] == ("layers",)}
+    return {
+        jax.tree_util.keystr(path): f"{path[0].key} {p.shape[0]}"
+        for path, p in leaves
+        if p.dims[:1] == ("layers",)
+    }
 
 
 def _layer(x: Array, place: Array) -> Array:
