@@ -18,7 +18,7 @@ SOURCES := src tests benchmarks examples docs/site
 WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
 	print(max(1, min(os.cpu_count() + 1, m >> 32)))')
 
-.PHONY: help demo demo-weigh test test-torch test-evidence test-again test-wide test-long lint types contract docs lock clean
+.PHONY: help demo demo-weigh test test-torch test-evidence test-again test-wide test-long lint types contract check docs lock clean
 
 help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
@@ -32,6 +32,7 @@ help:
 	@echo 'make lint       ruff: rules and format; no module above 700 lines, no function above 60'
 	@echo 'make types      pyright, strict where jax is not imported'
 	@echo 'make contract   which package may import which'
+	@echo 'make check      hold the main presets to the budgets in meshwright.toml'
 	@echo 'make docs       the site of docs/, with every link checked, in build/site'
 	@echo 'make lock       renew requirements/*py3*.txt, but those of torch, from pyproject.toml'
 	@echo 'make clean      remove the environment and everything that tools leave behind'
@@ -77,12 +78,15 @@ types: $(TESTABLE)
 contract: $(TOOLS)
 	$(BIN)/lint-imports
 
+check: $(INSTALLED)
+	$(BIN)/python -m meshwright check
+
 docs: $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Without hashes: an index may serve its own builds of the same versions. What runs has the versions that are tested.
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --python-version $$version --no-emit-index-url --no-header \
-	--python-platform x86_64-unknown-linux-gnu --extra nvidia --extra train --extra in-place
+	--python-platform x86_64-unknown-linux-gnu --extra nvidia --extra train --extra check --extra in-place
 lock: $(INSTALLED)
 	$(PIP) install --quiet uv
 	for version in 3.11 3.12 3.13; do \

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from .compiler import KernelFlops as KernelFlops
     from .compiler import register_kernel as register_kernel
     from .config import RunConfig as RunConfig
+    from .contrib.check import Check as Check
+    from .contrib.check import Difference as Difference
+    from .contrib.check import check as check
+    from .contrib.check import diff as diff
     from .contrib.scripts import script as script
     from .contrib.torch import torch_step as torch_step
     from .contrib.torch_as_jax import module_as_jax as module_as_jax

@@ -23,6 +23,7 @@ PURPOSES = {
     "huggingface": "weigh any model that transformers knows",
     "tokenizers": "read a tokenizer.json",
     "parquet": "read Parquet files",
+    "check": "write figures into a file of budgets",
     "jobs": "write job files for Kubernetes and SkyPilot",
     "prices": "refresh list prices",
     "programs": "run examples/programs",

@@ -133,7 +133,7 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"attention_multiplier": 0.5}, "attention_multiplier = 0.5"),
         ({"attention_bias": True}, "attention_bias = true"),
         ({"hidden_act": "xielu"}, 'hidden_act = "xielu"'),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "temperature": 2.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),  # which its layers do not read
@@ -201,6 +201,36 @@ def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(fo
     assert load_config(both).model == load_config(alone).model
     assert "reads more than text; its text part, a gemma3_text, is taken" in text_reading(both)
     assert text_reading(alone) == text_reading("llama3-8b") == ""
+
+
+# As Kimi-K2's and DeepSeek-V3.1's folders have it: what one family's file says with and without effect.
+DEEPSEEK_V3 = {
+    **{"architectures": ["DeepseekV3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_deepseek.X"}},
+    **{"hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 64, "num_key_value_heads": 64},
+    **{"num_hidden_layers": 61, "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8},
+    **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+    **{"v_head_dim": 128, "moe_intermediate_size": 2048, "first_k_dense_replace": 1, "vocab_size": 163840},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1},
+    **{"routed_scaling_factor": 2.827, "norm_topk_prob": True, "moe_layer_freq": 1, "ep_size": 1},
+    **{"aux_loss_alpha": 0.001, "seq_aux": True, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05},
+    **{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    "rope_scaling": {
+        **{"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0},
+        **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+    },
+}
+
+
+def test_an_unknown_model_type_is_read_as_the_family_of_the_class_that_it_names(folder_of):
+    kimi = folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2"}, "kimi")
+    model = load_config(kimi).model
+    assert f"{model.num_parameters / 1e9:.0f} {model.num_active_parameters / 1e9:.1f}" == "1026 32.9"
+    assert model == load_config(folder_of({**DEEPSEEK_V3, "model_type": "deepseek_v3"}, "v3")).model
+    assert text_reading(kimi).endswith("'kimi_k2' is read as deepseek_v3, whose class its architectures name")
+    inner = {"model_type": "kimi_k25", "text_config": {**DEEPSEEK_V3, "model_type": "kimi_k2"}}
+    assert load_config(folder_of(inner, "images")).model == model
+    with pytest.raises(InputError, match="'kimi_k2' is not known"):
+        load_config(folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2", "architectures": ["Kimi"]}, "none"))
 
 
 def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):
@@ -374,9 +404,45 @@ def test_a_model_of_the_local_cache_is_found_by_its_id(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     family, known = FAMILIES[name], set(TransformerModel.model_fields)
-    assert {*family.keys, *family.fixed, *(ours for ours, *_ in family.switches.values())} <= known
+    switched = {ours for ours, *_ in family.switches.values()}
+    assert {*family.keys, *family.fixed, *family.inverses, *switched} <= known
     assert family.activation in family.defaults
-    assert set(family.by_head) <= set(family.weights)
+    assert {*family.by_head, *family.one_row} <= set(family.weights)
     assert family.windows in ("none", "all", "by layer")
+    assert family.unturned in ("none", "global", "by layer")
     page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
     assert f"`{name}`" in page.read_text()
+
+
+GEMMA3_27B = {  # all that the text part of the published file says
+    **{"model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62},
+    **{"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168},
+    **{"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+}
+
+
+@pytest.mark.parametrize("stretching", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("preset", "left_out"),
+    [
+        ("gemma-3-27b-it", ()),
+        (
+            "gemma-3-4b-it",
+            ("head_dim", "num_attention_heads", "num_key_value_heads", "query_pre_attn_scalar"),
+        ),
+    ],
+)
+def test_the_text_part_of_a_gemma_3_has_the_defaults_of_its_family(preset, left_out, stretching, folder_of):
+    wanted = load_config(preset).model
+    sizes = {"hidden_size": wanted.embed_dim, "intermediate_size": wanted.mlp_dim}
+    sizes |= {"num_hidden_layers": wanted.num_layers}
+    text = {key: value for key, value in {**GEMMA3_27B, **sizes}.items() if key not in left_out}
+    if stretching == "rope_parameters":  # as later releases of transformers write it
+        linear = text.pop("rope_scaling")
+        text["rope_parameters"] = {
+            "full_attention": linear,
+            "sliding_attention": {"rope_type": "default"},
+        }
+        text |= {"rope_theta": 1_000_000, "rope_local_base_freq": 10_000, "_sliding_window_pattern": 6}
+    file = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert load_config(folder_of(file)).model == wanted

@@ -123,8 +123,8 @@ def test_a_ledger_survives_its_json(samples):
     [
         ("nothing", "this is not a ledger"),
         ("[]", "this is not a ledger"),
-        ('{"schema": 8}', "this is not a ledger"),
-        ('{"schema": 4}', "a ledger of schema 4; this version of Meshwright reads schema 8"),
+        ('{"schema": 9}', "this is not a ledger"),
+        ('{"schema": 4}', "a ledger of schema 4; this version of Meshwright reads schema 9"),
     ],
 )
 def test_what_is_no_ledger_of_this_version_is_refused(text, words):

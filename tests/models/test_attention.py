@@ -287,10 +287,50 @@ def test_heads_that_are_no_multiple_of_eight_are_filled_for_cudnn_and_count_as_t
     assert re.findall(r'"fmha_scale":([0-9.]+)', text.replace(" ", "")) == ["0.1", "0.1"]
 
 
+def test_a_fused_kernel_attends_with_sinks(monkeypatch):
+    """Where its two calls, which know no sinks, are replaced by what cuDNN documents of them."""
+
+    def scores_of(query, key, how):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * how.scale
+        return jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None], scores, -1e30)
+
+    def forward(query, key, value, bias, how):
+        scores = scores_of(query, key, how)
+        weights = jax.nn.softmax(scores)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, value), jax.nn.logsumexp(scores, axis=-1)
+
+    def backward(query, key, value, bias, how, result):
+        log_sum_exp, out, d_out = result
+        weights = jnp.exp(scores_of(query, key, how) - log_sum_exp[..., None])
+        product = jnp.einsum("bqhd,bqhd->bhq", out, d_out)
+        d_scores = weights * (jnp.einsum("bqhd,bkhd->bhqk", d_out, value) - product[..., None]) * how.scale
+        of_query, of_key = "bhqk,bkhd->bqhd", "bhqk,bqhd->bkhd"
+        d_value = jnp.einsum(of_key, weights, d_out)
+        return jnp.einsum(of_query, d_scores, key), jnp.einsum(of_key, d_scores, query), d_value
+
+    def wanted(query, key, value, sinks):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None], scores, -1e30)
+        sink = jnp.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1))[..., :-1]
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+    monkeypatch.setattr(attention_blocks, "_cudnn_forward", forward)
+    monkeypatch.setattr(attention_blocks, "_cudnn_backward", backward)
+    random = np.random.default_rng(0)
+    arrays = [jnp.array(random.standard_normal((2, 6, 3, 8), dtype="float32")) for _ in range(3)]
+    arrays.append(jnp.array(random.standard_normal(3, dtype="float32")))
+    results = []
+    for run in (lambda q, k, v, s: cudnn_attention(q, k, v, None, None, sinks=s), wanted):
+        results.append((run(*arrays), jax.vjp(run, *arrays)[1](arrays[0])))
+    for mine, their in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(mine, their, atol=1e-5)
+
+
 def test_filled_heads_attend_as_they_are(monkeypatch):
     """Where the kernel is replaced by the definition: outputs and gradients of heads of 5 numbers."""
 
-    def attended(query, key, value, bias, how):
+    def attended(query, key, value, bias, sinks, how):
         assert query.shape[-1] == 8
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * how.scale
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None]

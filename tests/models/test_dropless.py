@@ -166,9 +166,9 @@ def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
     layer["router"] = layer["router"].at[0].set(SPREADS[spread])
 
     def ours(x, layer):
-        return jnp.sum(expert_mlp(x, layer, MODEL, run, jax.nn.silu)[0] * direction)
+        return jnp.sum(expert_mlp(x, layer, MODEL, run)[0] * direction)
 
-    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu))(x, layer)
+    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run))(x, layer)
     found = jax.jit(jax.grad(ours, argnums=(0, 1)))(x, layer)
     with jax.numpy_rank_promotion("allow"):
         wanted = jax.jit(dense)(x, layer)
@@ -185,12 +185,12 @@ def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
 def test_eight_bits_drop_nothing_either(context):
     run = dataclasses.replace(context(fsdp=2, expert=4), fp8=True)
     x, layer = jnp.array(normal(8, 12, EMBED, seed=7)), layer_of()
-    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu))(x, layer)
+    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run))(x, layer)
     with jax.numpy_rank_promotion("allow"):
         wanted = dense(x, layer)
     assert balance.dropped == 0
     assert 1e-3 < float(jnp.sqrt(jnp.mean((out - wanted) ** 2) / jnp.mean(wanted**2))) < 0.1
-    gradient = jax.jit(jax.grad(lambda layer: expert_mlp(x, layer, MODEL, run, jax.nn.silu)[0].sum()))(layer)
+    gradient = jax.jit(jax.grad(lambda layer: expert_mlp(x, layer, MODEL, run)[0].sum()))(layer)
     assert all(bool(jnp.isfinite(g).all()) and float(jnp.abs(g).max()) > 0 for g in jax.tree.leaves(gradient))
 
 
@@ -209,7 +209,7 @@ def test_the_gradient_of_the_bias_is_the_excess_of_tokens(layout, context):
     chosen = np.argsort(-scores, axis=1)[:, :2]
     excess = np.bincount(chosen.reshape(-1), minlength=8) - 32 * 2 / 8
     run = context(**layout)
-    loss = lambda layer: expert_mlp(jnp.array(x), layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
+    loss = lambda layer: expert_mlp(jnp.array(x), layer, model, run)[0].sum()  # noqa: E731
     gradient = jax.jit(jax.grad(loss))({name: jnp.array(weight) for name, weight in layer.items()})
     np.testing.assert_allclose(gradient["router_bias"], excess, atol=1e-5)
 
@@ -221,7 +221,7 @@ def test_model_flops_are_those_of_the_routed_rows_whatever_multiplies(width, con
     run = dataclasses.replace(context(), platform="cuda", compute_capability=(9, 0))
     layer = {name: jnp.zeros(p.shape) for name, p in expert_parameters(model).items()}
     x = jnp.zeros((8, 12, EMBED))
-    loss = lambda x, layer: expert_mlp(x, layer, model, run, jax.nn.silu)[0].sum()  # noqa: E731
+    loss = lambda x, layer: expert_mlp(x, layer, model, run)[0].sum()  # noqa: E731
     traced = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).trace(x, layer).jaxpr
     found = count_traced(traced.jaxpr, "cuda", traced.consts).by_module
     experts = sum(count for module, count in found.items() if "router" not in module)
@@ -235,5 +235,5 @@ def test_eight_bits_of_an_odd_width_are_multiplied_wider(context):
     layer = {name: jnp.array(normal(*p.shape, seed=i)) for i, (name, p) in enumerate(declared.items())}
     x, run = jnp.array(normal(8, 12, EMBED)), dataclasses.replace(context(), fp8=True)
     on_gpu = dataclasses.replace(run, platform="cuda", compute_capability=(9, 0))
-    results = [expert_mlp(x, layer, model, each, jax.nn.silu)[0] for each in (run, on_gpu)]
+    results = [expert_mlp(x, layer, model, each)[0] for each in (run, on_gpu)]
     np.testing.assert_array_equal(*results)

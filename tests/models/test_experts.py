@@ -70,7 +70,7 @@ def loop(x, layer, config, num_devices):
             fair = len(tokens) * config.experts_per_token / config.num_experts
             room = np.minimum(room, math.ceil(config.capacity_factor * fair))
         for token, total in zip(tokens, sums, strict=True):
-            logits = token @ layer["router"]
+            logits = token @ layer["router"] + layer.get("logit_bias", 0)
             probabilities += np.exp(logits) / np.exp(logits).sum()
             best = np.argsort(-logits)[: config.experts_per_token]
             weights = np.exp(logits[best]) / np.exp(logits[best]).sum()
@@ -80,9 +80,19 @@ def loop(x, layer, config, num_devices):
                     dropped += 1
                     continue
                 room[expert] -= 1
-                up = token @ layer["up"][expert]
-                hidden = silu(token @ layer["gate"][expert]) * up if "gate" in layer else silu(up)
-                total += weight * (hidden @ layer["down"][expert])
+                up, gate, down = (
+                    layer.get(f"{name}_bias", np.zeros((EXPERTS, 1)))[expert]
+                    for name in ("up", "gate", "down")
+                )
+                up = up + token @ layer["up"][expert]
+                if "gate" not in layer:
+                    hidden = silu(up)
+                else:
+                    gate, limit = gate + token @ layer["gate"][expert], config.gate_limit
+                    if limit is not None:
+                        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+                    hidden = silu(gate) * up
+                total += weight * (down + hidden @ layer["down"][expert])
     num_tokens = x[..., 0].size
     loss = config.num_experts * np.sum(choices / num_tokens * probabilities / num_tokens)
     load = choices.max() / choices.mean()
@@ -94,6 +104,9 @@ CASES = [
     ({"capacity_factor": 1.0}, {}),
     ({"capacity_factor": 0.3, "mlp": "plain", "experts_per_token": 3}, {}),
     ({"capacity_factor": 1.1, "experts_per_token": 1}, {"data": 2, "expert": 4}),
+    ({"expert_bias": True, "gate_limit": 0.5}, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ({"expert_bias": True, "capacity_factor": 1.0}, {"expert": 2}),
+    pytest.param({"expert_bias": True, "mlp": "plain"}, {}, marks=pytest.mark.wide),
     pytest.param({"capacity_factor": 1.0}, {"fsdp": 2, "expert": 2}, marks=pytest.mark.wide),
 ]
 
@@ -103,7 +116,7 @@ def test_a_layer_is_a_loop_over_tokens(fields, layout, context):
     config, run = changed(**fields), context(**layout)
     layer = values(expert_parameters(config))
     x = np.random.default_rng(2).standard_normal((8, 6, EMBED)).astype(np.float32)
-    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, config, run, jax.nn.silu))(x, layer)
+    out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, config, run))(x, layer)
     wanted, figures = loop(x, layer, config, run.mesh.size)
     np.testing.assert_allclose(out, wanted, atol=1e-5)
     np.testing.assert_allclose(balance, figures, rtol=1e-5, atol=1e-7)
@@ -116,7 +129,7 @@ def test_a_token_whose_every_choice_is_dropped_gets_nothing(context):
     layer = values(expert_parameters(config))
     layer["router"] = jnp.zeros_like(layer["router"])
     x = jnp.ones((4, 8, EMBED))
-    out, balance = jax.jit(lambda x: expert_mlp(x, layer, config, context(), jax.nn.silu))(x)
+    out, balance = jax.jit(lambda x: expert_mlp(x, layer, config, context()))(x)
     used = np.any(np.asarray(out) != 0, axis=-1).reshape(-1)
     np.testing.assert_array_equal(used, np.arange(32) < 32 * 2 / 8)
     assert balance.dropped == pytest.approx(1 - 2 * 8 / 64)
@@ -176,7 +189,7 @@ def test_gradients_are_autodiffs_of_the_dense_form(layout, context):
     x, direction = np.random.default_rng(2).standard_normal((2, 8, 6, EMBED)).astype(np.float32)
 
     def ours(x, layer):
-        out, balance = expert_mlp(x, layer, BASE, run, jax.nn.silu)
+        out, balance = expert_mlp(x, layer, BASE, run)
         return jnp.sum(out * direction) + 3 * balance.loss
 
     def theirs(x, layer):

@@ -97,7 +97,7 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        return kernel_attention(*ordered[:3], given, split, Blocks())[:, np.argsort(order)]
+        return kernel_attention(*ordered[:3], given, None, split, Blocks())[:, np.argsort(order)]
 
     mask = segments[:, None, :, None] == segments[:, None, None, :] if documents else None
 
@@ -140,7 +140,7 @@ def test_windows_and_caps_are_those_of_the_definition(
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        out = kernel_attention(*ordered[:3], given, split, Blocks(shape.cap), shape.window)
+        out = kernel_attention(*ordered[:3], given, None, split, Blocks(shape.cap), shape.window)
         return out[:, np.argsort(order)]
 
     place = np.arange(length)
@@ -154,6 +154,52 @@ def test_windows_and_caps_are_those_of_the_definition(
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5
         scores = scores if shape.cap is None else shape.cap * jnp.tanh(scores / shape.cap)
         weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+    found, wanted = (
+        jax.jit(lambda *x, run=run: (run(*x), jax.vjp(run, *x)[1](d_out)))(*arrays) for run in (ours, theirs)
+    )
+    for mine, their in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, their, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "documents", "most_gathered"),
+    [
+        (1, 7, True, 2**28),
+        (2, None, False, 2**28),
+        (4, None, False, 0),
+        pytest.param(2, 7, False, 2**28, marks=pytest.mark.wide),
+        pytest.param(4, None, True, 0, marks=pytest.mark.wide),
+    ],
+)
+def test_a_sink_is_a_score_whose_value_is_zero(mesh, size, window, documents, most_gathered, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)
+    monkeypatch.setattr(allgather_attention, "EVEN", 1)
+    split, length = mesh(context=size), 48
+    random = np.random.default_rng(1)
+    shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (4,), (2, length, 4, 8))
+    *arrays, d_out = (jnp.array(random.standard_normal(shape, dtype="float32")) for shape in shapes)
+    segments = jnp.array(np.sort(random.integers(0, 4, (2, length)), axis=1).astype(np.int32))
+    order = np.asarray(jax.jit(lambda: ring_positions(length, split))())
+
+    def ours(query, key, value, sinks):
+        ordered = [x[:, order] for x in (query, key, value, segments)]
+        given = ordered[3] if documents else None
+        out = kernel_attention(*ordered[:3], given, sinks, split, Blocks(), window)
+        return out[:, np.argsort(order)]
+
+    behind = np.arange(length)[:, None] - np.arange(length)[None]
+    mask = jnp.asarray((behind >= 0) & (behind < (window or length)))[None]
+    if documents:
+        mask = mask & (segments[:, :, None] == segments[:, None, :])
+
+    def theirs(query, key, value, sinks):
+        key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5
+        scores = jnp.where(mask[:, None], scores, -1e30)
+        sink = jnp.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1))[..., :-1]
         return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
     found, wanted = (

@@ -33,7 +33,7 @@ REFUSALS = {
 """With these the system refuses a file: its words say why, and a traceback would say no more."""
 
 
-FIRST, KNOW, RUN, LOOK = "Begin with these", "Know more", "Run", "Look up"
+FIRST, KNOW, GUARD, RUN, LOOK = "Begin with these", "Know more", "Compare and guard", "Run", "Look up"
 PANELS = {
     FIRST: {
         "weigh": ("_weigh_command", "weigh llama3-8b --on 8xH100 --layout fsdp=8"),
@@ -47,6 +47,13 @@ PANELS = {
             "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
         ),
         "reconcile": ("_calibrate_command", "reconcile runs/bytes-10m"),
+    },
+    GUARD: {
+        "check": ("meshwright.contrib.check._commands", "check --against main"),
+        "diff": (
+            "meshwright.contrib.check._commands",
+            "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100",
+        ),
     },
     RUN: {
         "sweep": ("_train_command", "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1"),
@@ -62,7 +69,8 @@ PANELS = {
         "doctor": ("_doctor", "doctor --json"),
     },
 }
-"""By verb, as `--help` groups them: the module that defines its function, and an example."""
+"""By verb, as `--help` groups them: the module that defines its function, and an example. A name with dots
+is that of a module outside the core."""
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
@@ -86,7 +94,7 @@ def app_for(words: Sequence[str]) -> typer.Typer:
     wanted = words[:1] if words and words[0] in verbs else verbs
     for verb in wanted:
         panel, module, example = verbs[verb]
-        found = getattr(import_module(f"meshwright.cli.{module}"), verb)
+        found = getattr(import_module(module if "." in module else f"meshwright.cli.{module}"), verb)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=verb, rich_help_panel=panel)
         else:

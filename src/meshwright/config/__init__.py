@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._families import weight_parameters as weight_parameters
     from ._huggingface_config import LONGEST_SEQUENCE as LONGEST_SEQUENCE
     from ._huggingface_config import check_heads as check_heads
+    from ._huggingface_config import family_of as family_of
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
     from ._huggingface_config import is_misspelling as is_misspelling
     from ._huggingface_config import refusal_of as refusal_of

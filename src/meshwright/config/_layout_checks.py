@@ -188,13 +188,22 @@ def on_nearest_layout(config: RunConfig, num_devices: int) -> RunConfig | None:
     It has the axes of the run's own layout, without those of size 1. The axis of size -1, else the outermost
     one, takes what the others leave. The distance is the sum of the others' changes by factors of two. Of
     equally near ones the later axes keep their sizes. If the layers of the stages have no chunks of the run's
-    number, they have one.
+    number, they have one. Where no layout of these axes is legal, replicas along `data` are tried beside
+    `fsdp`: a width of 2880 divides over 64 devices, and not over 128.
 
     >>> from meshwright.config import load_config
     >>> on_nearest_layout(load_config("llama3-405b"), 8).layout
     'tensor=8'
     """
     own = Layout.parse(config.layout)
+    found = _nearest(config, own, num_devices)
+    if found is None and "fsdp" in own.names and "data" not in own.names:
+        return _nearest(config, Layout(axes=(("data", 1), *own.axes)), num_devices)
+    return found
+
+
+def _nearest(config: RunConfig, own: Layout, num_devices: int) -> RunConfig | None:
+    """Return the run on the legal layout of `num_devices` with the axes of `own` that is nearest to it."""
     rest = own.names[own.sizes.index(-1) if -1 in own.sizes else 0]
     others = [(name, size) for name, size in own.axes if name != rest]
     found: list[tuple[float, tuple[float, ...], Layout]] = []
@@ -338,9 +347,24 @@ def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]
     for path, size in sizes.items():
         if size % ways:
             hint = f"use {names}={or_list(near_divisors(math.gcd(*sizes.values()), ways))}"
+            hint = _hint_of_replicas(axes, layout, sizes) or hint
             if "." in path:
                 hint += f", or {path} = {or_list(near_multiples(ways, size))}"
             yield path, f"= {size} does not divide over {names} = {ways}", hint
+
+
+def _hint_of_replicas(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]) -> str:
+    """Return how replicas of smaller groups take the devices of `fsdp`; "" if none do."""
+    fsdp, width = layout.size("fsdp"), math.gcd(*sizes.values())
+    others = math.prod(layout.size(axis) for axis in axes) // fsdp
+    if "fsdp" not in axes or "data" in axes:
+        return ""
+    best = max(
+        (each for each in range(1, fsdp) if fsdp % each == 0 and width % (others * each) == 0), default=1
+    )
+    if best == 1:
+        return ""
+    return f"use data={layout.size('data') * fsdp // best},fsdp={best} in place of fsdp={fsdp}"
 
 
 def _block_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -107,7 +107,7 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
 
 
 def text_reading(text: str) -> str:
-    """Return that only the text part of a model is read, if it reads images or sound too; else "".
+    """Return that a file is read as another's: as its text part, or as the family of its class; else "".
 
     Args:
         text: as for `load_config`. What cannot be read is an error there.
@@ -115,13 +115,16 @@ def text_reading(text: str) -> str:
     found = huggingface_model(text)
     if found is None:
         return ""
-    from ._huggingface_config import reads_text_alone
+    from ._huggingface_config import family_of, reads_text_alone
 
     _, tree = found
-    if not reads_text_alone(tree):
+    own = tree["model_type"]
+    if reads_text_alone(tree):
+        kind = tree["text_config"].get("model_type") or family_of(tree["text_config"])
+        return f"{text}: a {own} reads more than text; its text part, a {kind}, is taken"
+    if (family := family_of(tree)) in (own, None):
         return ""
-    kind: str = tree["text_config"]["model_type"]
-    return f"{text}: a {tree['model_type']} reads more than text; its text part, a {kind}, is taken"
+    return f"{text}: model_type {own[:100]!r} is read as {family}, whose class its architectures name"
 
 
 def huggingface_model(text: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -366,7 +369,7 @@ def _foreign_hint(tree: object) -> str:
     if "architectures" in foreign or "hidden_size" in foreign or "model_type" in foreign:
         from ._huggingface_config import family_of
 
-        family = family_of(foreign.get("architectures"))
+        family = family_of(foreign)
         hint = f'if it is of a Hugging Face model, add its "model_type": "{family or "..."}"; or {hint}'
     return f"{hint}, with {', '.join(known)}" if known else hint
 

@@ -36,6 +36,7 @@ STRETCHING = {
         "beta_slow": "rope_low_factor",
         "beta_fast": "rope_high_factor",
         "attention_factor": "rope_gain",
+        "truncate": "rope_rounded",
         LENGTH: "rope_original_positions",
     },
     "longrope": {
@@ -80,7 +81,7 @@ def shortened(value: object) -> str:
 
 def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read the base of the rotary wavelengths and how they are stretched, into `model`."""
-    unread -= _KEYS
+    unread -= {*_KEYS, FAMILIES[given["model_type"]].turned_width}
     if model["position"] != "rotary":
         return
     family = FAMILIES[given["model_type"]]
@@ -94,6 +95,10 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     scaling.pop("type", None)
     kind = family.rope_types.get(kind, kind)
     if kind == "default" and not scaling:
+        return
+    if family.rope_alpha and kind == "dynamic" and (alpha := scaling.get("alpha")):
+        width = _head_width(model)  # the other keys have no effect then
+        model["rope_theta"] *= float(alpha) ** (width / (width - 2))
         return
     shown = {name: {"rope_type": kind, **scaling}}
     if kind not in STRETCHING:
@@ -126,12 +131,14 @@ def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], whe
     """Read the share of each head that positions turn: an even number, in the families that have one."""
     key, family = "partial_rotary_factor", FAMILIES[given["model_type"]]
     beside = None if "rotary_share" in family.keys else given.get(key)
+    width = _head_width(model)
+    if family.turned_width is not None and family.turned_width in given:
+        beside = given[family.turned_width] / width if beside is None else beside
     share = scaling.pop(key, model.get("rotary_share", beside))
     if share is None:
         return
     if not family.partly_turned and share != 1:
         raise not_understood(where, {key: share})
-    width = model.get("head_dim") or model.get("embed_dim", 0) // (model.get("num_heads") or 1)
     turned = int(width * share)
     if share != 1 and (turned < 2 or turned % 2):
         raise InputError(
@@ -139,6 +146,11 @@ def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], whe
             hint=f"use a {key} that gives an even number",
         )
     model["rotary_share"] = share
+
+
+def _head_width(model: Tree) -> int:
+    """Return the width of a head of a model that is being read."""
+    return model.get("head_dim") or model.get("embed_dim", 0) // (model.get("num_heads") or 1)
 
 
 def _stretched(kind: str, scaling: Tree, given: Tree) -> dict[str, Any] | None:
@@ -150,8 +162,7 @@ def _stretched(kind: str, scaling: Tree, given: Tree) -> dict[str, Any] | None:
     if kind == "yarn":
         for key, default in (("beta_slow", 1.0), ("beta_fast", 32.0)):
             found[key] = found.get(key) or default
-        if found.get("truncate") is True:
-            del found["truncate"]
+        found["truncate"] = found.get("truncate", True)
     if kind in ("yarn", "longrope"):
         growth = found.pop("mscale", None), found.pop("mscale_all_dim", None)
         gain = _gain_of_yarn if kind == "yarn" else _gain_of_longrope
@@ -187,6 +198,8 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
         keys = STRETCHING[model.rope_stretching]
         rope |= {"rope_type": model.rope_stretching}
         rope |= {theirs: getattr(model, ours) for theirs, ours in keys.items()}
+        if model.rope_rounded:  # which is usual
+            rope.pop("truncate", None)
         if model.rope_magnitude:  # DeepSeek's, which needs both
             rope |= {"mscale": model.rope_magnitude, "mscale_all_dim": model.rope_magnitude}
         if model.rope_original_positions is not None:

@@ -112,6 +112,9 @@ class TransformerModel(ModelKind):
     """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
     They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
     Effect: nothing that is weighed. Unit: none"""
+    rope_rounded: bool = True
+    """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
+    Effect: nothing that is weighed."""
     rope_interleaved: bool = False
     """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
     Effect: nothing that is weighed."""
@@ -128,24 +131,52 @@ class TransformerModel(ModelKind):
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
     Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
-    activation: Literal["silu", "gelu", "gelu-erf", "relu"] = "silu"
-    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one.
+    activation: Literal["silu", "gelu", "gelu-erf", "gelu-quick", "relu", "relu2", "xielu"] = "silu"
+    """Activation of the MLP.
+    `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x),
+    `relu2` the square of `relu`; `xielu` has two learned numbers per layer ([Huang and Schlag
+    2024](https://arxiv.org/abs/2411.13010)).
     Effect: elementwise arithmetic."""
+    gate_limit: OptionalPositiveFloat = None
+    """Largest gate of a gated MLP, and largest magnitude of what it multiplies, to which 1 is added.
+    So gpt-oss has it.
+    Effect: elementwise arithmetic. Unit: none"""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head. Its first values have a deviation of
     1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs
     ([Smith et al. 2022](https://arxiv.org/abs/2201.11990) use it for all weights).
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
+    norm_bias: bool = False
+    """Biases on LayerNorms alone, as Nemotron and StableLM have them; not with `bias`.
+    Effect: a vector of `embed_dim` parameters per norm."""
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
     Effect: a few vectors of parameters per layer."""
     qkv_bias: bool = False
     """Biases on queries, keys and values alone, as Qwen2 has them; not with `bias`.
     Effect: three vectors of parameters per layer."""
+    output_bias: bool = False
+    """A bias on attention's output; not with `bias`.
+    Effect: a vector of parameters per layer."""
+    attention_sinks: bool = False
+    """A learned score of each head in the softmax of attention, to which no value belongs (gpt-oss).
+    Effect: a number of each head per layer; a fused kernel's output is scaled once more."""
     qk_norm: Literal["none", "head", "all"] = "none"
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
     Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    qk_norm_turned: bool = False
+    """Norm queries and keys after positions have turned them, as Hunyuan does; with `qk_norm`.
+    Effect: nothing that is weighed."""
+    embedding_scale: PositiveFloat = 1.0
+    """Multiplies embeddings, as in Granite.
+    Effect: nothing that is weighed but one product per number. Unit: none"""
+    residual_scale: PositiveFloat = 1.0
+    """Multiplies what attention and MLP add to the residual stream, as in Granite.
+    Effect: nothing that is weighed but one product per number. Unit: none"""
+    logit_scale: PositiveFloat = 1.0
+    """Multiplies the logits, as in Cohere's models; Granite's `logits_scaling` is one over it.
+    Effect: nothing that is weighed, since the last norm's scale takes it. Unit: none"""
     scaled_embedding: bool = False
     """Multiply embeddings by the root of `embed_dim`, as Gemma does.
     Effect: nothing that is weighed but one product per number."""
@@ -155,6 +186,9 @@ class TransformerModel(ModelKind):
     parallel: bool = False
     """Add attention and MLP to the same input, as GPT-NeoX does, instead of one after the other.
     Effect: both products can overlap; the parameters stay."""
+    one_norm: bool = False
+    """Give attention and MLP of a `parallel` block the same norm, as Cohere's models do.
+    Effect: a norm fewer per layer."""
     rotary_share: Share = 1.0
     """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
     Effect: nothing that is weighed. Unit: share"""
@@ -165,6 +199,9 @@ class TransformerModel(ModelKind):
     global_every: OptionalPositive = None
     """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
     Effect: that of `window`, on the other layers alone; stages hold whole groups. Unit: layers"""
+    no_rope_every: OptionalPositive = None
+    """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
+    Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
     rope_local_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
     Effect: nothing that is weighed. Unit: none
@@ -189,6 +226,10 @@ class TransformerModel(ModelKind):
     """Number by whose root the scores of attention are divided, as Gemma 2 sets it.
     Effect: nothing that is weighed. Unit: numbers
     Default: `head_dim`"""
+    score_scale: OptionalPositiveFloat = None
+    """Multiplies the scores of attention, in place of one over the root of `score_dim` (Granite).
+    Effect: nothing that is weighed. Unit: none
+    Default: 1 / sqrt(`score_dim`)"""
     score_cap: OptionalPositiveFloat = None
     """Largest magnitude of attention's scores s, which become cap x tanh(s / cap) (Gemma 2).
     Effect: attention runs in plain blocks, since the fused kernel has none. Unit: none"""
@@ -211,9 +252,18 @@ class TransformerModel(ModelKind):
     experts_per_token: OptionalPositive = None
     """Experts that each token is sent to.
     Effect: the MLP's FLOPs and messages over `expert` grow in proportion. Unit: experts"""
+    expert_bias: bool = False
+    """Biases on the products of experts and on the router's logits (gpt-oss).
+    Effect: a few vectors of parameters for each expert."""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
+    shared_mlp_dim: OptionalPositive = None
+    """Hidden width of one MLP that every token meets beside its experts, in place of `num_shared_experts`.
+    Effect: that of `mlp_dim`, for this MLP. Unit: numbers"""
+    shared_gate: bool = False
+    """Multiply the output of shared experts by the sigmoid of a product of the token with a vector.
+    Effect: `embed_dim` parameters per layer (Qwen2-MoE, Qwen3-Next)."""
     num_dense_layers: NotNegative = 0
     """First layers that have one MLP of `dense_mlp_dim` for all tokens in place of experts (DeepSeek).
     Effect: fewer parameters; every stage runs them, for its share of the microbatches. Unit: layers"""
@@ -261,18 +311,22 @@ class TransformerModel(ModelKind):
 
         With V vocabulary, E embed, L layers, H heads and K key-value heads of size D, M hidden of the
         MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
-        (2 E for a LayerNorm with bias):
-            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
+        (2 E for a LayerNorm with bias), of which a block has 1 to 4:
+            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP (+ 2 of an xIELU))
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
                                                     or (H + K) D for one of all)
             MLP       = G E M                      (+ (G - 1) M + E biases)
-        With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X. The first layers
-        without experts have their own M. With a latent of width R, one of Q for queries (or none, Q = E and
-        no norm of it), T rotary numbers of a head and values of width U:
+        With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; biases of experts
+        X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. Shared experts may have their own M,
+        and a gate of E. The first layers without experts have their own M. With a latent of width R, one of
+        Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
         """
-        norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
-        block = 2 * norm + (self.latent_rank or 0) + (self.query_rank or 0)
+        norm = self.embed_dim * (2 if self.has_norm_biases else 1)
+        num_norms = (1 if self.one_norm else 2) * (2 if self.norm_place == "both" else 1)
+        block = num_norms * norm + (self.latent_rank or 0) + (self.query_rank or 0)
+        block += 2 if self.activation == "xielu" else 0
+        block += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
         if self.bias or self.qkv_bias:
             block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.bias:
@@ -280,21 +334,23 @@ class TransformerModel(ModelKind):
         if self.qk_norm != "none":
             heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
             block += sum(heads) * self.head_dim
-        if self.norm_place == "both":
-            block += 2 * norm
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
-        return tables * self.embed_dim + norm + self.num_layers * block + matrices
+        experts = (
+            self.num_expert_layers * (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        )
+        return tables * self.embed_dim + norm + self.num_layers * block + matrices + experts
 
     @property
     def num_active_parameters(self) -> int:
         """Number of parameters that one token uses: all but those of the experts to which it is not sent.
 
-        The unused experts have L (X - k) G E M. This number is published as "active": 12.9B of Mixtral 8x7B's
-        46.7B (https://arxiv.org/abs/2401.04088).
+        The unused experts have L (X - k) G E M, and their biases. This number is published as "active": 12.9B
+        of Mixtral 8x7B's 46.7B (https://arxiv.org/abs/2401.04088).
         """
         idle = (self.num_experts or 0) - (self.experts_per_token or 0)
-        return self.num_parameters - self.num_expert_layers * idle * self.num_mlp_parameters
+        each = self.num_mlp_parameters + self._num_expert_biases
+        return self.num_parameters - self.num_expert_layers * idle * each
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -326,7 +382,11 @@ class TransformerModel(ModelKind):
                 "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
-                    **({} if self.dense_mlp_dim is None else {"model.dense_mlp_dim": self.dense_mlp_dim}),
+                    **{
+                        f"model.{name}": size
+                        for name in ("dense_mlp_dim", "shared_mlp_dim")
+                        if (size := getattr(self, name)) is not None
+                    },
                 },
                 "vocab": {"model.vocab_size": self.vocab_size},
             },
@@ -338,10 +398,20 @@ class TransformerModel(ModelKind):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Return the window of each layer of a group; groups of layers repeat. None sees all positions."""
-        if self.global_every is None:
-            return (self.window,)
-        return (*(self.window,) * (self.global_every - 1), None)
+        """Return the window of each layer of a group. None sees all positions.
+
+        Groups repeat: after as many layers both windows and `turns` are what they were.
+        """
+        every = self.global_every
+        group = (self.window,) if every is None else (*(self.window,) * (every - 1), None)
+        return group * (math.lcm(len(group), self.no_rope_every or 1) // len(group))
+
+    @property
+    def turns(self) -> tuple[bool, ...]:
+        """Return whether positions turn the queries and keys of each layer of a group."""
+        has_positions = self.position == "rotary"
+        every = self.no_rope_every or len(self.windows) + 1
+        return tuple(has_positions and layer % every != 0 for layer in range(1, len(self.windows) + 1))
 
     def group_size(self, remat: str) -> int:
         """Return the number of layers after which their windows, and their policies under `remat`, repeat."""
@@ -369,7 +439,9 @@ class TransformerModel(ModelKind):
         if size == 1:
             return {}
         whole = self.num_layers // size if self.num_layers % size == 0 else 1
-        return {f"the most stages for whole groups of model.global_every = {size} layers": whole}
+        named = [name for name in ("global_every", "no_rope_every") if getattr(self, name) == size]
+        which = f"model.{named[0]} = {size} layers" if named else f"{size} layers"
+        return {f"the most stages for whole groups of {which}": whole}
 
     def seen_positions(self, length: int) -> float:
         """Return the positions that a token of a sequence sees on average over tokens and layers.
@@ -424,6 +496,27 @@ class TransformerModel(ModelKind):
         return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
 
     @property
+    def has_norm_biases(self) -> bool:
+        """Whether norms of the residual stream have biases."""
+        return self.norm == "layer" and (self.bias or self.norm_bias)
+
+    @property
+    def shared_dim(self) -> int:
+        """Hidden width of the shared experts of a layer together; 0 if there are none."""
+        return self.shared_mlp_dim or self.num_shared_experts * self.mlp_dim
+
+    @property
+    def num_shared_parameters(self) -> int:
+        """Number of weights of the shared experts of a layer, and of their gate."""
+        gate = self.embed_dim if self.shared_gate else 0
+        return self._num_mlp_matrices * self.embed_dim * self.shared_dim + gate
+
+    @property
+    def _num_expert_biases(self) -> int:
+        """Number of biases of one expert: (G - 1) M + E."""
+        return ((self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim) * self.expert_bias
+
+    @property
     def num_attention_parameters(self) -> int:
         """Number of weights of one layer's attention."""
         width, heads = self.embed_dim, self.num_heads
@@ -442,7 +535,7 @@ class TransformerModel(ModelKind):
         dense = self._num_mlp_matrices * self.embed_dim * (self.dense_mlp_dim or 0) * self.num_dense_layers
         if self.num_experts is None:
             return self.num_layers * self.num_mlp_parameters
-        return dense + self.num_expert_layers * self.num_shared_experts * self.num_mlp_parameters
+        return dense + self.num_expert_layers * self.num_shared_parameters
 
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
-    *("expert_load", "router_bias_rate"),
+    *("expert_load", "router_bias_rate", "expert_bias", "shared_mlp_dim", "shared_gate"),
 )
-_NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
+_NOT_LATENT = {
+    **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
+    **{"output_bias": False, "no_rope_every": None},
+}
 
 
 def transformer_problems(model: TransformerModel) -> Iterator[Problem]:
@@ -30,11 +33,35 @@ def _layer_problems(model: TransformerModel) -> Iterator[Problem]:
         what = f"= {model.num_kv_heads} does not divide num_heads = {model.num_heads}"
         nearest = near_divisors(model.num_heads, model.num_kv_heads)[0]
         yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
-    if model.bias and model.qkv_bias:
-        yield "qkv_bias", "= true has no effect with bias = true", "leave qkv_bias out"
+    for name in ("qkv_bias", "output_bias"):
+        if model.bias and getattr(model, name):
+            yield name, "= true has no effect with bias = true", f"leave {name} out"
+    if model.gate_limit is not None and model.mlp != "gated":
+        what = f"= {model.gate_limit} has no effect with mlp = {model.mlp!r}"
+        yield "gate_limit", what, "leave gate_limit out"
     if model.unroll and model.num_layers > MOST_UNROLLED:
         what = f"= true writes out num_layers = {model.num_layers} blocks, and at most {MOST_UNROLLED} can be"
         yield "unroll", what, "use unroll = false"
+
+
+def _need_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the keys that have no effect without another, or that are in place of one that is set."""
+    before, turned = model.norm_place == "before", model.position == "rotary"
+    needs = {
+        "one_norm": (model.parallel and before, 'parallel = true and norm_place = "before"'),
+        "qk_norm_turned": (model.qk_norm != "none" and turned, "qk_norm and rotary positions"),
+        "norm_bias": (model.norm == "layer" and not model.bias, 'norm = "layer" and bias = false'),
+        "no_rope_every": (turned, "rotary positions"),
+    }
+    for name, (has_effect, condition) in needs.items():
+        if (value := getattr(model, name)) and not has_effect:
+            shown = "true" if value is True else value
+            yield name, f"= {shown} has no effect without {condition}", f"leave {name} out"
+    if model.score_scale is not None and model.score_dim is not None:
+        what = f"= {model.score_scale} is in place of score_dim = {model.score_dim}"
+        yield "score_scale", what, "leave one of them out"
+    if model.activation == "xielu" and (model.num_experts is not None or model.mlp != "plain"):
+        yield "activation", "= 'xielu' is run in one plain MLP", 'use mlp = "plain" without experts'
 
 
 def _position_problems(model: TransformerModel) -> Iterator[Problem]:
@@ -49,7 +76,8 @@ def _position_problems(model: TransformerModel) -> Iterator[Problem]:
         what = f"= {value} has no effect with position = {model.position!r}"
         yield unused, what, f'leave {unused} out, or set {unused} = "none"'
     yield from _stretching_problems(model)
-    if model.rope_low_factor >= model.rope_high_factor:
+    low, high = model.rope_low_factor, model.rope_high_factor
+    if low > high or (low == high and model.rope_stretching != "yarn"):  # yarn rounds the two places apart
         what = f"= {model.rope_low_factor} is not below rope_high_factor = {model.rope_high_factor}"
         yield "rope_low_factor", what, "use rope_low_factor = 1.0"
     if model.position == "rotary" and model.head_dim % 2:
@@ -115,6 +143,15 @@ def _expert_problems(model: TransformerModel) -> Iterator[Problem]:
         yield "num_dense_layers", what, "leave one of them out"
 
 
+def _shared_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with shared experts: one width, and a gate of something."""
+    if model.shared_mlp_dim is not None and model.num_shared_experts:
+        what = f"= {model.shared_mlp_dim} is in place of num_shared_experts = {model.num_shared_experts}"
+        yield "shared_mlp_dim", what, "leave one of them out"
+    if model.shared_gate and not model.shared_dim:
+        yield "shared_gate", "= true, but there is no shared expert", "leave shared_gate out"
+
+
 def _router_problems(model: TransformerModel) -> Iterator[Problem]:
     """Yield the problems with groups of experts, and with the rate of a bias that is not there."""
     if model.router_bias_rate and not model.router_bias:
@@ -150,6 +187,9 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
         yield name, what, "set both, or neither, or the factor alone for linear stretching"
     if model.is_stretched and model.rope_stretching == "yarn" and (model.rope_theta or 0) <= 1:
         yield "rope_theta", f"= {model.rope_theta}; yarn needs a base above 1", "set rope_theta to 10000.0"
+    if not model.rope_rounded and not (model.is_stretched and model.rope_stretching == "yarn"):
+        what = "= false has no effect without YaRN's stretching"
+        yield "rope_rounded", what, 'leave rope_rounded out, or set rope_stretching = "yarn" and rope_factor'
     if model.rope_gain != 1 and not model.is_stretched:
         yield "rope_gain", f"= {model.rope_gain} has no effect without {name}", "leave rope_gain out"
     num_pairs = (model.rotary_dim or 2 * int(model.head_dim * model.rotary_share / 2)) // 2
@@ -160,6 +200,6 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 
 CHECKS = (
-    *(_layer_problems, _position_problems, _window_problems, _latent_problems),
-    *(_expert_problems, _router_problems),
+    *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
+    *(_expert_problems, _shared_problems, _router_problems),
 )

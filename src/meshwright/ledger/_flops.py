@@ -60,7 +60,8 @@ class ExecutedFlops:
     `merged`: the part of `by_phase_and_module` in merged products, each under one of its modules' names.
     `first_by_module`: work that is not recomputation, without the bubble's. `bubble`: the part of the sums
     that a pipeline stage computes without a microbatch; a fraction, because only the sum over its loops is
-    whole. `elementwise`: operations by class, which are in no other sum. `unpriced`: how often each entry
+    whole. `by_line`: products by source line and format. `elementwise`: operations by class, which are in no
+    other sum. `unpriced`: how often each entry
     runs. `assumptions`: how often each conditional runs. `unnamed`: the products that nothing names; they are
     in `by_phase_and_module` too, under no module.
     """
@@ -72,6 +73,7 @@ class ExecutedFlops:
     first_by_module: dict[str, Fraction] = field(default_factory=dict[str, Fraction])
     bubble: Fraction = Fraction(0)
     elementwise: Counter[str] = field(default_factory=Counter[str])
+    by_line: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     assumptions: Counter[str] = field(default_factory=Counter[str])
     unnamed: list[Unnamed] = field(default_factory=list[Unnamed])
@@ -166,6 +168,7 @@ class _Count:
         elif work.kind == "matmul" and self._is_merged(execution.computation, execution.instruction, module):
             total.merged[phase, module] += flops
         total.by_format[work.format] += flops
+        total.by_line[self._program.source_line(named), work.format] += flops
         busy = shares.get("busy", Fraction(1))
         total.bubble += flops * (1 - busy)
         if phase != "recompute":
@@ -355,6 +358,10 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
     for (_, module), flops in shared.items():
         if flops:
             by_module[module] += flops
+    by_line: dict[str, dict[str, int]] = {}
+    for (line, format_name), flops in executed.by_line.most_common():
+        if flops:
+            by_line.setdefault(line, {})[format_name] = devices * flops
     return FlopLedger(
         model=sum(flops for phase, flops in traced.by_phase.items() if phase != "recompute"),
         executed=devices * executed.total,
@@ -367,6 +374,7 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
         rule_6nd=6 * (parameters or 0) * (tokens or 0) if ruled else None,
         bubble=int(devices * executed.bubble),
         elementwise_by_class={name: devices * n for name, n in executed.elementwise.most_common() if n},
+        by_line=by_line,
     )
 
 

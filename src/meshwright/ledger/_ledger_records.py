@@ -11,12 +11,12 @@ from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 from meshwright.json_records import read_record
 
-SCHEMA = 8
+SCHEMA = 9
 """The schema of a ledger as JSON (docs/reference/json.md).
 
 2: memory by owner at the peak, timeline; FLOPs by module; links; findings. 4: elementwise classes, torus
 dimensions, assumptions; sorts among the unpriced. 5: memory by number format. 6: FLOPs in a pipeline's
-bubble. 7: on-chip memory, notes on the memory."""
+bubble. 7: on-chip memory, notes on the memory. 9: FLOPs and messages by source line."""
 UNUSED = "unused"
 """In `by_format`: bytes that are reserved and in which no value lives at the peak, so that they have none."""
 
@@ -40,6 +40,8 @@ class FlopLedger:
     causal attention.
     `bubble`: the part of `executed` that pipeline stages compute without a microbatch, including
     recomputation.
+    `by_line`: `executed` by the source line of each product ("model.py:25"; "" where the compiler does not
+    know it), then by operand format. It sums to `executed`.
     `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known and all parameters trained.
     `elementwise_by_class`: operations of the optimised program that are not multiply-adds of a product, times
     trip counts, summed over devices; in none of the other counts. Classes: arithmetic | transcendental |
@@ -58,6 +60,7 @@ class FlopLedger:
     rule_6nd: int | None
     elementwise_by_class: dict[str, int] = field(default_factory=dict[str, int])
     bubble: int = 0
+    by_line: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +210,8 @@ class Collective:
     `crossing_bytes`: of these, what leaves the fast domain, as an average over its devices (`crossing_bytes`
     in `_traffic` has the rules).
     `overlapped_count`: how many of `count` may run at the same time as computation.
+    `by_line`: `wire_bytes` by the source line of the operation that needs the message; "" where the compiler
+    does not know it.
     """
 
     kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute
@@ -221,6 +226,7 @@ class Collective:
     link: str
     link_name: str
     dimensions: tuple[str, ...] = ()
+    by_line: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,6 +249,7 @@ def traffic_of(
             link_name=link_name,
             dimensions=dimensions_of(parse_groups(message.groups, fleet.num_devices), coordinates),
             crossing_bytes=int(times * _crossing(message, fleet)),
+            by_line={executions.program.source_line(instruction): times * message.wire_bytes},
         )
         key = (new.kind, new.axes, new.group_size, new.in_loop, new.link, new.dimensions)
         by_key[key] = _sum(by_key[key], new) if key in by_key else new
@@ -325,4 +326,5 @@ def _sum(one: Collective, other: Collective) -> Collective:
         wire_bytes=one.wire_bytes + other.wire_bytes,
         overlapped_count=one.overlapped_count + other.overlapped_count,
         crossing_bytes=one.crossing_bytes + other.crossing_bytes,
+        by_line=dict((Counter(one.by_line) + Counter(other.by_line)).most_common()),
     )

@@ -38,9 +38,7 @@ def weights_of(config: RunConfig) -> Weights:
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
     blocks = layers * model.num_attention_parameters + model.num_dense_parameters
-    mlps = model.num_dense_parameters - model.num_expert_layers * (
-        model.num_shared_experts * model.num_mlp_parameters
-    )
+    mlps = model.num_dense_parameters - model.num_expert_layers * model.num_shared_parameters
     first = model.num_dense_layers * model.num_attention_parameters + (mlps if model.num_dense_layers else 0)
     keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
     norms = model.num_parameters - blocks - experts - tables
@@ -64,12 +62,13 @@ def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray
     if not isinstance(model, TransformerModel) or model.num_experts is None:
         return 1.0
     factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
+    shared = model.shared_dim / model.mlp_dim
     if factor is not None:
-        return min(factor * chosen, experts) + model.num_shared_experts
+        return min(factor * chosen, experts) + shared
     fair = tokens * chosen / expert  # rows for each device of a group
     sent = np.where(expert > 1, sent_rows(fair), fair) * expert / tokens
     padding = TILE_ROWS * experts / (expert * tokens)  # a tile of each expert, in part
-    return np.minimum(sent + padding, experts) + model.num_shared_experts
+    return np.minimum(sent + padding, experts) + shared
 
 
 def share_of_tables(

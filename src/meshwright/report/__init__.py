@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._model import Document as Document
+    from ._model import ReportTable as ReportTable
+    from ._model import TableRow as TableRow
+    from ._model import Tone as Tone
+    from ._model import Words as Words
+    from ._model import plain_rows as plain_rows
+    from ._model import section as section
     from ._render import loading_plots as loading_plots
     from ._results import page_of as page_of
     from ._results import plan_renderable as plan_renderable

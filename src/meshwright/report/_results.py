@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rich.console import Console, RenderableType
 
@@ -51,6 +51,15 @@ PAGES = {
     "Weighing": ("_run_report", "weighing_page"),
 }
 """By kind of result: what makes its page. Others have one document for the terminal and the page."""
+
+
+@runtime_checkable
+class MakesDocument(Protocol):
+    """A result of a room outside the core, which makes its own report."""
+
+    def document(self) -> Document:
+        """Return its report."""
+        ...
 
 
 def renderable(result: object, *, verbose: bool = False, more: str = MORE) -> RenderableType:
@@ -99,6 +108,8 @@ def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> 
         if not result.is_compiled:
             more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
         return full_document(facts) if verbose else screen_document(facts, more)
+    if isinstance(result, MakesDocument):
+        return result.document()
     kind = type(result).__name__
     if kind not in DOCUMENTS:
         raise TypeError(f"{kind} has no report")

@@ -107,13 +107,39 @@ ROUTED = {
     "use_qk_norm": True,
     "attention_bias": True,
 }
+DOTS = {key: value for key, value in ROUTED.items() if key not in ("use_qk_norm", "attention_bias")}
 IN_GROUPS = {"n_group": 4, "topk_group": 2}
 FAR_AND_NEAR = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
 EXPERTS = {"num_experts_per_tok": 2}
+ERNIE = {
+    **{"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "num_hidden_layers": 3},
+    **{"moe_num_shared_experts": 2, "tie_word_embeddings": False},
+}
+MULTIPLIED = {
+    **{"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+    "logits_scaling": 6.0,
+}
+GRANITE = {**GROUPED, **MULTIPLIED}
+HUNYUAN = {
+    **{**GROUPED, **IDS, "head_dim": 16},
+    "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 500.0},
+}
+IN_FOURS = {"num_hidden_layers": 6, "sliding_window": 9}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT_OSS = {
+    **GROUPED,
+    **IDS,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "swiglu_limit": 0.5,
+}
+UNROUNDED = {**YARN_ALONE, "truncate": False}
 CASES = {
     "llama": ("LlamaConfig", GROUPED),
     "llama, heads of their own size": ("LlamaConfig", {**GROUPED, "head_dim": 16}),
@@ -163,6 +189,43 @@ CASES = {
     ),
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "ernie with experts": ("Ernie4_5_MoeConfig", {**GROUPED, **IDS, **ERNIE}),
+    "smollm3": ("SmolLM3Config", {**GROUPED, **IDS, "num_hidden_layers": 5, "no_rope_layer_interval": 2}),
+    "apertus": ("ApertusConfig", {**GROUPED, **IDS, "rope_parameters": STRETCHED}),
+    "granite": ("GraniteConfig", GRANITE),
+    "granite with experts": ("GraniteMoeConfig", {**GRANITE, **EXPERTS, "num_local_experts": 4}),
+    "granite with shared experts": (
+        "GraniteMoeSharedConfig",
+        {**GRANITE, **EXPERTS, "num_local_experts": 4, "shared_intermediate_size": 40},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2Config",
+        {**GROUPED, **IDS, **EXPERTS, "head_dim": 16, "num_local_experts": 4, "rotary_dim": 8},
+    ),
+    "hunyuan": ("HunYuanDenseV1Config", HUNYUAN),
+    "hunyuan with experts": ("HunYuanMoEV1Config", {**HUNYUAN, "num_experts": 4, "moe_topk": [2, 2]}),
+    "exaone4": ("Exaone4Config", {**GROUPED, **IDS, **IN_FOURS}),
+    "exaone4, without windows": (
+        "Exaone4Config",
+        {**GROUPED, **IDS, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "cohere": ("CohereConfig", {**GROUPED, **IDS}),
+    "cohere2": ("Cohere2Config", {**GROUPED, **IDS, **IN_FOURS, "logit_scale": 0.25}),
+    "arcee": ("ArceeConfig", {**GROUPED, **IDS}),
+    "nemotron": ("NemotronConfig", {**GROUPED, **IDS}),
+    "stablelm": ("StableLmConfig", {**GROUPED, **IDS, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm, parallel": ("StableLmConfig", {**GROUPED, **IDS, "use_parallel_residual": True}),
+    "qwen2 with experts": (
+        "Qwen2MoeConfig",
+        {
+            **{**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24},
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "dots1": ("Dots1Config", {**GROUPED, **DOTS, **IN_GROUPS}),
+    "glm4 lite": ("Glm4MoeLiteConfig", {**DEEPSEEK, **IDS}),
+    "gpt-oss": ("GptOssConfig", {**GPT_OSS, "rope_parameters": UNROUNDED}),
+    "gpt-oss, an odd number of layers": ("GptOssConfig", {**GPT_OSS, "num_hidden_layers": 3}),
     "gpt2": ("GPT2Config", {**GPT2, **IDS}),
     "gpt2, a head of its own": ("GPT2Config", {**GPT2, **IDS, "tie_word_embeddings": False}),
 }
@@ -173,7 +236,7 @@ WIDE = {
     *("llama, heads of their own size", "mistral", "qwen2, windows in turn", "qwen3 with experts", "gemma"),
     *("olmoe", "olmo3", "ernie", "glm4 with experts", "phi3", "gpt-neox, serial"),
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
-    *("ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
+    *("gpt-oss, an odd number of layers", "ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
 }
 
 
@@ -233,7 +296,8 @@ def tokens():
 
 def test_parameters_are_as_many_as_transformers_counts(theirs, ours):
     model, *_ = ours
-    assert model.config.num_parameters == sum(each.numel() for each in theirs[0].parameters())
+    trained = [each for each in theirs[0].parameters() if each.requires_grad]
+    assert model.config.num_parameters == sum(each.numel() for each in trained)
 
 
 def test_every_array_of_the_file_is_read_and_written_as_it_was(theirs, ours):
@@ -272,7 +336,8 @@ def test_logits_loss_and_gradients_agree(theirs, ours, tokens, context):
         tuple(key.key for key in path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(gradients)[0]
     }
-    theirs_flat = {name: each.grad for name, each in theirs_model.named_parameters()}
+    named = theirs_model.named_parameters()
+    theirs_flat = {name: each.grad for name, each in named if each.requires_grad}
     total = np.sqrt(sum(float((leaf**2).sum()) for leaf in flat.values()))
     theirs_total = np.sqrt(sum(float((grad**2).sum()) for grad in theirs_flat.values()))
     assert total == pytest.approx(theirs_total, rel=1e-4)
@@ -334,3 +399,58 @@ def test_what_is_exported_is_what_transformers_loads(theirs, ours, tokens, tmp_p
     with torch.no_grad():
         ours, wanted = loaded(given).logits, theirs[0](given).logits
     assert float((ours - wanted).abs().max()) < 1e-4 * max(1.0, float(wanted.abs().max()))
+
+
+def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path, mesh):
+    """Scales from the least to the largest that bf16 holds, and every code."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**{**GPT_OSS, "intermediate_size": 64, "num_hidden_layers": 2})
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    model.save_pretrained(tmp_path)
+    arrays = safetensors.load_file(tmp_path / "model.safetensors")
+    random, packed = np.random.default_rng(0), {}
+    for name in [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = arrays.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        packed[f"{name}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
+        packed[f"{name}_scales"] = random.integers(1, 250, shape, np.uint8)
+    safetensors.save_file({**arrays, **packed}, tmp_path / "model.safetensors")
+    file = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**file, "quantization_config": {"quant_method": "mxfp4"}})
+    )
+    run = load_config(str(tmp_path), {"batch.sequences": 4})
+    abstract = build_step(run, mesh(fsdp=2)).state["parameters"]
+    begun = FirstWeights(tmp_path, run).parameters(abstract)
+    for layer in range(2):
+        kept = f"model.layers.{layer}.mlp.experts"
+        both, down = (
+            convert_moe_packed_tensors(
+                *(torch.tensor(packed[f"{kept}.{name}_proj{part}"]) for part in ("_blocks", "_scales"))
+            )
+            .float()
+            .numpy()
+            for name in ("gate_up", "down")
+        )
+        ours = {name: np.asarray(leaf[layer]) for name, leaf in begun["layers"]["experts"].items()}
+        np.testing.assert_array_equal(ours["gate"], both[..., ::2])
+        np.testing.assert_array_equal(ours["up"], both[..., 1::2])
+        np.testing.assert_array_equal(ours["down"], down)
+
+
+def test_parts_of_mxfp4_that_do_not_belong_to_each_other_are_refused(tmp_path, mesh):
+    config = transformers.GptOssConfig(**{**GPT_OSS, "intermediate_size": 64, "num_hidden_layers": 1})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    arrays = safetensors.load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    del arrays[name]
+    arrays |= {f"{name}_blocks": np.zeros((4, 32, 2, 16), np.uint8)}
+    arrays |= {f"{name}_scales": np.zeros((4, 32, 4), np.uint8)}
+    safetensors.save_file(arrays, tmp_path / "model.safetensors")
+    run = load_config(str(tmp_path))
+    abstract = build_step(run, mesh()).state["parameters"]
+    with pytest.raises(InputError, match=r"down_proj_scales \(4, 32, 4\)"):
+        FirstWeights(tmp_path, run).parameters(abstract)

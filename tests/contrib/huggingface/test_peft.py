@@ -56,11 +56,16 @@ CASES = {  # family, sizes, overrides
     ),
     "starcoder2, without a gate": ("Starcoder2Config", {**SIZES, **IDS, "num_key_value_heads": 2}, (EVERY,)),
     "gpt-neox, fused by head": ("GPTNeoXConfig", SIZES, (EVERY,)),
+    "gpt-oss, attention": (
+        "GptOssConfig",
+        {**SIZES, **IDS, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4},
+        ('lora.targets=["q_proj", "k_proj", "v_proj", "o_proj"]',),
+    ),
     "gpt2, inputs first": ("GPT2Config", GPT2, (EVERY,)),
 }
 
 
-WIDE = ("gpt-neox, fused by head", "glm4, fused gate and up", "gpt2, inputs first")
+WIDE = ("gpt-oss, attention", "gpt-neox, fused by head", "glm4, fused gate and up", "gpt2, inputs first")
 LONG = ("qwen2, queries and values", "starcoder2, without a gate", "phi3, fused products")
 MARKS = {name: mark for mark, names in ((pytest.mark.wide, WIDE), (pytest.mark.long, LONG)) for name in names}
 

@@ -80,7 +80,7 @@ def test_a_known_family_is_that_module_if_it_is_asked_for(folder_of):
     ("keys", "is_ours"),
     [
         (LLAMA, True),
-        (LLAMA | {"hidden_act": "relu2"}, False),
+        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, False),
         (LLAMA | {"model_type": "codegen"}, False),
         (LLAMA | {"hidden_size": -1}, True),  # a wrong value, which our own reader names
     ],
@@ -121,7 +121,8 @@ def test_a_key_that_nobody_understands_is_refused_by_name(made):
     with pytest.raises(InputError, match="has no such keys: strange = 3") as refused:
         made(LLAMA | {"strange": 3}, unread="strange")
     assert "--as torch" in refused.value.hint
-    assert made(LLAMA | {"hidden_act": "relu2"}, unread="hidden_act")
+    scaled = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    assert made(LLAMA | scaled, unread="rope_scaling")["module"].config.rope_parameters["factor"] == 2
 
 
 def test_keys_that_say_how_a_model_is_run_have_no_effect(made):

@@ -7,6 +7,7 @@ Used by: `train`, through the registry, and `_exports`.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel
+from meshwright.config import RunConfig, TransformerModel, family_of
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
 from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
 
+from ._mxfp4 import unpacking
 from ._weight_files import WeightFiles
 from ._weight_names import Weight, part_of, weights_of
 
@@ -79,6 +81,7 @@ class FirstWeights:
             family = file["model_type"]
             if not isinstance(family, str):
                 raise TypeError(f"model_type = {str(family)[:40]} is not text")
+            family = family_of(file) or family
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -90,14 +93,26 @@ class FirstWeights:
             )
         if (quantised := file.get("quantization_config")) is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-            raise InputError(
-                f"the weights in {folder} are quantised ({str(method)[:40]})",
-                hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
-            )
+            if method != "mxfp4":
+                raise InputError(
+                    f"the weights in {folder} are quantised ({str(method)[:40]})",
+                    hint="begin with weights in bf16, fp32 or MXFP4, of which many models have a folder",
+                )
         self.base = Base(folder=str(folder.resolve()), model_type=family)
         self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
-        self._files = WeightFiles(folder)
+        files = WeightFiles(folder)
+        self._read = unpacking(files.read, files.names)
+        for weight in self._weights:
+            if weight.constant is not None:
+                self._check_constant(weight.name.format(layer=weight.first), weight.constant)
+
+    def _check_constant(self, name: str, value: float) -> None:
+        """Raise an `InputError` if a number that every model of a family has is another in this folder."""
+        found = float(self._read(name))
+        if not math.isclose(found, value, rel_tol=0.01):  # as rounded to bf16
+            what = f"{self.base.folder}: {name} = {found:g}, and the model here has {value:g}"
+            raise InputError(what, hint="begin with weights that have it")
 
     @property
     def documents(self) -> dict[str, str]:
@@ -130,11 +145,9 @@ class FirstWeights:
 
         def read(wanted: tuple[slice, ...]) -> np.ndarray:
             if not in_layer:
-                return part_of(self._weights, shapes, self._files.read, name, wanted)
+                return part_of(self._weights, shapes, self._read, name, wanted)
             layer = int(path[1])
-            return part_of(self._weights, shapes, self._files.read, name, (slice(layer, layer + 1), *wanted))[
-                0
-            ]
+            return part_of(self._weights, shapes, self._read, name, (slice(layer, layer + 1), *wanted))[0]
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from meshwright.errors import InputError, nearest_name
 from meshwright.files import open_file, parsed_json, read_json, reason, within
 
+from ._mxfp4 import BLOCKS, SCALES
+
 Numbers = NDArray[Any]
 
 DTYPES: Mapping[str, Any] = {
@@ -32,6 +34,7 @@ DTYPES: Mapping[str, Any] = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E5M2": ml_dtypes.float8_e5m2,
 }
+BYTES = "U8"  # of numbers in MXFP4; other integers are positions and masks that some models save beside
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 5 * 10**9  # of one file, as `transformers` divides them
@@ -131,9 +134,10 @@ def _mapped(file: Path) -> dict[str, Numbers]:
         _check_ranges(entries, size - 8 - length)
         arrays: dict[str, Numbers] = {}
         for each in entries:
-            if each.dtype in DTYPES:  # not integers: positions and masks that some models save beside
+            is_packed = each.dtype == BYTES and each.name.endswith((BLOCKS, SCALES))
+            if each.dtype in DTYPES or is_packed:
                 numbers = data[8 + length + each.begin : 8 + length + each.end]
-                arrays[each.name] = numbers.view(DTYPES[each.dtype]).reshape(each.shape)
+                arrays[each.name] = numbers.view(DTYPES.get(each.dtype, np.uint8)).reshape(each.shape)
         return arrays
     except (OSError, ValueError) as broken:
         raise InputError(f"{file} cannot be read: {reason(broken)}", hint=_AGAIN) from broken
@@ -162,8 +166,8 @@ def _entry_of(name: str, entry: Any) -> _Entry:
         what = f"{_shown(name)} has no dtype, shape and data_offsets of whole numbers: {_shown(entry)}"
         raise ValueError(what)
     made = _Entry(name=name, dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
-    if dtype in DTYPES:
-        wanted = math.prod(made.shape) * np.dtype(DTYPES[dtype]).itemsize
+    if dtype in DTYPES or dtype == BYTES:
+        wanted = math.prod(made.shape) * np.dtype(DTYPES.get(dtype, np.uint8)).itemsize
         if made.end - made.begin != wanted:
             what = f"{dtype}{list(made.shape)} has {wanted:,} bytes, and its range {made.end - made.begin:,}"
             raise ValueError(f"{_shown(name)}: {what}")

@@ -4,6 +4,8 @@ A `Weight` is one array of theirs, or one for each layer and expert. Ours have t
 and the outputs last, heads apart, layers stacked in front; `torch.nn.Linear` has [outputs, inputs], GPT-2's
 `Conv1D` has [inputs, outputs]. Some of theirs hold several of ours side by side.
 
+A name that ends with "[{expert}]" is of one array with all experts of a layer, of which each is an entry.
+
 Numbers are copied, so both directions are exact; but for Gemma's scales, to which 1 is added.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import jax
@@ -28,6 +30,12 @@ Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloa
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
+BARE = (
+    "sinks",
+    "alpha_p",
+    "alpha_n",
+)  # those whose arrays have the whole name that a family gives, without .weight
+ENTRY = "[{expert}]"  # ends the name of an array with all experts of a layer
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
 
@@ -38,8 +46,11 @@ class Weight:
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
     theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
-    `first`: the number of their layer that is our first.
-    `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `alternating`: the outputs of ours take turns in theirs, one of each.
+    `one_row`: theirs is a matrix of one row, and ours a vector. `first`: the number of their layer that is
+    our first. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `constant`: a number that a file has for each layer and no model changes; `ours` only says how many
+    layers there are.
     """
 
     name: str
@@ -47,8 +58,11 @@ class Weight:
     num_inputs: int = 0
     transposed: bool = True
     by_head: bool = False
+    alternating: bool = False
+    one_row: bool = False
     first: int = 0
     added: float = 0.0
+    constant: float | None = None
 
 
 def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
@@ -70,7 +84,12 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         ours, _, condition = entry.partition(" if ")
         if not condition or (*ours.split(".")[:-1], condition) in declared:
             chosen[ours] = name
-    return tuple(weight for ours in chosen for weight in _weights(found, ours, chosen, declared, model))
+    arrays = [weight for ours in chosen for weight in _weights(found, ours, chosen, declared, model)]
+    stacked = next(weight for weight in arrays if "{layer}" in weight.name)
+    constants = [
+        replace(stacked, name=name, num_inputs=0, constant=value) for name, value in found.constants.items()
+    ]
+    return (*arrays, *constants)
 
 
 def _declared(model: TransformerModel) -> dict[Path, Parameter]:
@@ -92,6 +111,7 @@ def _weights(
     stacks = [paths]
     if paths[0][0] == "layers" and f"dense_{ours}" not in chosen:
         stacks.append(tuple(("dense_layers", *path[1:]) for path in paths))
+    named = {each for entry in chosen for each in weight_parameters(entry)}
     for stack in stacks:
         *group, last = stack[0]
         if stack[0] not in declared:
@@ -99,19 +119,26 @@ def _weights(
         is_product = declared[stack[0]].initial == "fan_in" and last not in TABLES
         num_inputs = int(is_product) + (last == "output")
         weight = Weight(
-            name=chosen[ours] if last.endswith(BIAS) else f"{chosen[ours]}.weight",
+            name=chosen[ours] if _is_whole(last, chosen[ours]) else f"{chosen[ours]}.weight",
             ours=stack,
             num_inputs=num_inputs,
-            transposed=not (is_product and family.inputs_first),
+            transposed=not (is_product and ours in family.inputs_first),
             by_head=ours in family.by_head,
+            alternating=ours in family.alternating,
+            one_row=ours in family.one_row,
             first=model.num_dense_layers if group[:1] == ["layers"] else 0,
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
         yield weight
         biases = tuple((*path[:-1], "bias" if last == "scale" else f"{path[-1]}{BIAS}") for path in stack)
-        if biases[0] in declared and ".".join(biases[0]) not in chosen:
+        if biases[0] in declared and ".".join(biases[0]) not in named:
             name = f"{chosen[ours]}.bias"
             yield replace(weight, name=name, ours=biases, num_inputs=0, transposed=True, added=0.0)
+
+
+def _is_whole(last: str, name: str) -> bool:
+    """Return whether a family gives the whole name of an array, by the last name of our parameter."""
+    return last.endswith(BIAS) or last in BARE or name.endswith(ENTRY)
 
 
 def to_huggingface(
@@ -124,9 +151,34 @@ def to_huggingface(
     """
     for weight in weights:
         arrays = [parameters[path] for path in weight.ours]
-        for name, place in places_of(weight, arrays[0].shape):
-            joined = joined_weight(weight, [array[place] for array in arrays])
+        places = places_of(weight, arrays[0].shape)
+        for name, entries in groupby(places, key=lambda each: _array_and_entry(each[0])[0]):
+            if weight.constant is not None:
+                yield name, np.asarray(weight.constant, arrays[0].dtype)
+                continue
+            each = [joined_weight(weight, [array[place] for array in arrays]) for _, place in entries]
+            joined = np.stack(each) if weight.name.endswith(ENTRY) else each[0]
             yield name, joined - np.asarray(weight.added, joined.dtype) if weight.added else joined
+
+
+def _array_and_entry(name: str) -> tuple[str, int | None]:
+    """Return the array of a name, and which of its entries is meant; None for the whole array.
+
+    >>> _array_and_entry("mlp.experts.down_proj[3]"), _array_and_entry("lm_head.weight")
+    (('mlp.experts.down_proj', 3), ('lm_head.weight', None))
+    """
+    array, _, entry = name.removesuffix("]").partition("[")
+    return array, int(entry) if entry else None
+
+
+def _reading(read: Callable[[str], Numbers]) -> Callable[[str], Numbers]:
+    """Return a function that also reads an entry of an array, which it then reads alone."""
+
+    def entry_of(name: str) -> Numbers:
+        array, entry = _array_and_entry(name)
+        return read(array) if entry is None else read(array)[entry]
+
+    return entry_of
 
 
 def from_huggingface(
@@ -143,10 +195,11 @@ def from_huggingface(
     Raises:
         InputError: an array has another shape than the model needs.
     """
-    for weight in weights:
+    entry_of = _reading(read)
+    for weight in (each for each in weights if each.constant is None):
         parts: dict[Path, Numbers] = {}
         for name, place in places_of(weight, shapes[weight.ours[0]]):
-            array = read(name)
+            array = entry_of(name)
             array = array + np.asarray(weight.added, array.dtype) if weight.added else array
             for path, piece in _divided(weight, array, name, {p: shapes[p] for p in weight.ours}).items():
                 parts.setdefault(path, np.empty(shapes[path], array.dtype))[place] = piece
@@ -175,9 +228,10 @@ def part_of(
     stacked, inner = index[:num_stacked], index[num_stacked:]
     chosen = [range(size)[each] for size, each in zip(shapes[path], stacked, strict=False)]
     pieces: list[Numbers] = []
+    entry_of = _reading(read)
     for name, place in places_of(weight, shapes[path]):
         if all(at in wanted for at, wanted in zip(place, chosen, strict=True)):
-            array = read(name)
+            array = entry_of(name)
             piece = _divided(weight, array, name, named)[path][inner]
             pieces.append(piece + np.asarray(weight.added, array.dtype) if weight.added else piece)
     if not num_stacked:
@@ -199,9 +253,14 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     if weight.ours[0][0] in TABLES:
         return arrays[0]
     rows = [_rows(weight, array) for array in arrays]
-    joined = np.concatenate(rows, axis=2).reshape(len(rows[0]), -1) if weight.by_head else _side_by_side(rows)
+    if weight.alternating:
+        joined = np.stack(rows, axis=2).reshape(len(rows[0]), -1)
+    elif weight.by_head:
+        joined = np.concatenate(rows, axis=2).reshape(len(rows[0]), -1)
+    else:
+        joined = _side_by_side(rows)
     if not weight.num_inputs:
-        return joined[0]
+        return joined if weight.one_row else joined[0]
     return joined.T if weight.transposed else joined
 
 
@@ -230,7 +289,7 @@ def _divided(
     if weight.ours[0][0] in TABLES:
         return dict.fromkeys(ours, array)
     rows = array.T if weight.num_inputs and weight.transposed else array
-    rows = rows if weight.num_inputs else rows[None]
+    rows = rows if weight.num_inputs or weight.one_row else rows[None]
     if weight.by_head:
         heads = next(iter(ours.values()))[-2]
         by_head = np.split(
@@ -238,5 +297,8 @@ def _divided(
         )
         return {path: part.reshape(shape) for part, (path, shape) in zip(by_head, ours.items(), strict=True)}
     ends = np.cumsum([math.prod(shape[weight.num_inputs :]) for shape in ours.values()])
-    pieces = np.split(rows, ends[:-1], axis=1)
+    if weight.alternating:
+        pieces = [rows[:, place :: len(ours)] for place in range(len(ours))]
+    else:
+        pieces = np.split(rows, ends[:-1], axis=1)
     return {path: piece.reshape(shape) for piece, (path, shape) in zip(pieces, ours.items(), strict=True)}

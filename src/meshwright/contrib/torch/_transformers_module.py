@@ -137,6 +137,8 @@ def _known_type(tree: Mapping[str, Any], where: str) -> str:
 def _keys_of(read: Any) -> set[str]:
     """Return the keys that a class of transformers' configurations has."""
     names = {*getattr(read, "__dataclass_fields__", ()), *getattr(read, "attribute_map", ())}
+    if "rope_parameters" in names:  # which transformers fills from the keys of earlier releases
+        names |= {"rope_theta", "rope_scaling", "partial_rotary_factor"}
     return names | set(inspect.signature(read.__init__).parameters)
 
 

@@ -27,7 +27,7 @@ class Parameter:
     """The declaration of one parameter: its shape, its dimension names and its initialisation.
 
     `initial`: "fan_in" draws from a normal distribution truncated at three sigma, scaled by
-    gain/sqrt(fan_in).
+    gain/sqrt(fan_in); "ones" are `gain`.
     `wide`: the parameter is used in float32, whatever the compute format.
     """
 
@@ -175,7 +175,8 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
 
     def one(path: Any, parameter: Parameter) -> Array:
         if parameter.initial != "fan_in":
-            return (jnp.zeros if parameter.initial == "zeros" else jnp.ones)(parameter.shape, jnp.float32)
+            value = 0.0 if parameter.initial == "zeros" else parameter.gain
+            return jnp.full(parameter.shape, value, jnp.float32)
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
         limits = -TRUNCATION_SIGMAS, TRUNCATION_SIGMAS
         normal = jax.random.truncated_normal(own, *limits, parameter.shape, jnp.float32)

@@ -25,6 +25,9 @@ Ring: causal attention among a device's own positions, then two pairs of pieces 
 The device's second piece always attends to the other's first piece. In addition, if the other device comes
 earlier in the ring, first piece attends to first piece; otherwise second piece attends to second piece.
 
+Sinks change the output and the log-sum-exp that a kernel has found (`attention_sinks`), so every road but
+splash attention's takes them; on a TPU they run in plain blocks.
+
 The next device's keys travel while the present ones are used. In the backward pass the gradients of keys
 and values follow them round the ring in float32; one last hop returns them to their device in the compute
 format. Saved for the backward pass: output and log-sum-exp over all hops, nothing per hop. If windows hold
@@ -61,11 +64,12 @@ from .attention_blocks import (
     in_eights,
     merged,
 )
+from .attention_sinks import gradient_of_sinks, with_sinks
 
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
-Saved = tuple[Array, Array, Array, Array | None, PartResult]
+Saved = tuple[Array, Array, Array, Array | None, Array | None, PartResult]
 
 
 class Shape(NamedTuple):
@@ -127,22 +131,23 @@ def gathers(key: Array, segments: Array | None, size: int) -> bool:
     return segments is None and 2 * size * key.size * key.dtype.itemsize <= MOST_GATHERED_BYTES
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def kernel_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
     value: Float[Array, "batch sequence kv_heads value_dim"],
     segments: Int[Array, "batch sequence"] | None,
+    sinks: Float[Array, " heads"] | None,
     mesh: AnyMesh,
     kernel: Kernel,
     window: int | None = None,
 ) -> Float[Array, "batch sequence heads value_dim"]:
-    """Compute causal attention by `kernel`, within each segment if segments are given.
+    """Compute causal attention by `kernel`, within each segment if segments are given, with sinks if given.
 
     Saved for the backward pass are the output and the log-sum-exp of the scores; scores are computed again.
     If `context` shards the sequence, it is in ring order. `Cudnn` takes no segments.
     """
-    return _forward(query, key, value, segments, mesh, kernel, window)[0]
+    return _forward(query, key, value, segments, sinks, mesh, kernel, window)[0]
 
 
 def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
@@ -163,6 +168,7 @@ def _forward(
     key: Array,
     value: Array,
     segments: Array | None,
+    sinks: Array | None,
     mesh: AnyMesh,
     kernel: Kernel,
     window: int | None,
@@ -183,15 +189,19 @@ def _forward(
         return _round(kernel, size, query, key, value, segments)
 
     result = on_each_device(local, mesh, arguments, result_spec)(query, key, value, segments)
+    if sinks is not None:
+        result = PartResult(*with_sinks(result.out, result.log_sum_exp, sinks))
     result = PartResult(*(checkpoint_name(x, NAME) for x in result))
-    return result.out, (query, key, value, segments, result)
+    return result.out, (query, key, value, segments, sinks, result)
 
 
 def _backward(
     mesh: AnyMesh, kernel: Kernel, window: int | None, saved: Saved, d_out: Array
-) -> tuple[Array, Array, Array, None]:
+) -> tuple[Array, Array, Array, None, Array | None]:
     arguments, result_spec = _specs(mesh)
     size = ring_size(mesh)
+    *inputs, sinks, result = saved
+    d_sinks = None if sinks is None else gradient_of_sinks(result.out, result.log_sum_exp, sinks, d_out)
 
     def local(
         query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array
@@ -212,7 +222,7 @@ def _backward(
         return _round_back(kernel, size, query, key, value, segments, result, d_out)
 
     each = on_each_device(local, mesh, (*arguments, result_spec, result_spec.out), arguments[:3])
-    return *each(*saved, d_out), None
+    return *each(*inputs, result, d_out), None, d_sinks
 
 
 kernel_attention.defvjp(_forward, _backward)
@@ -417,11 +427,13 @@ def causal_attention(
     context: Context,
     documents: Documents | None = None,
     shape: Shape = PLAIN,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch sequence heads value_dim"]:
     """Attend from each position to itself and the earlier ones, within its document if `documents` is given.
 
     Query heads share key heads in groups. If `context` shards the sequence, it is in ring order. cuDNN has
-    windows where windows hold one document; capped scores run in plain blocks.
+    windows where windows hold one document; capped scores run in plain blocks. `sinks` are scores of each
+    head that weigh nothing.
     """
     length = query.shape[1] * ring_size(context.mesh) // axis_size(context.mesh, AXIS)
     if shape.window is not None and shape.window >= length:
@@ -432,18 +444,19 @@ def causal_attention(
     cudnn = cudnn and shape.cap is None
     is_ring = ring_size(context.mesh) > 1
     assert not is_ring or value.shape == key.shape, "check_layout refuses other widths over a ring"
-    whole = documents is None and shape.window is None and not is_ring
+    whole = documents is None and shape.window is None and sinks is None and not is_ring
     splash = whole and context.platform == "tpu" and _splash_takes(length, query, value)
     with jax.named_scope("attention"):
         if splash or (cudnn and not is_ring):
             # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
             local = partial(_fused, cudnn=cudnn, shape=shape)
-            each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
+            inputs = (HEADS, KV_HEADS, KV_HEADS, ("batch",), ("heads",))
+            each = context.on_each_device(local, inputs, HEADS)
             bias = None if documents is None else documents.bias
-            return context.pin(each(query, key, value, bias), *HEADS)
+            return context.pin(each(query, key, value, bias, sinks), *HEADS)
         kernel = Cudnn() if cudnn else Blocks(shape.cap, context.platform)
         segments = None if documents is None else documents.segments
-        out: Any = kernel_attention(query, key, value, segments, context.mesh, kernel, shape.window)
+        out: Any = kernel_attention(query, key, value, segments, sinks, context.mesh, kernel, shape.window)
         return out if is_ring else context.pin(out, *HEADS)
 
 
@@ -453,10 +466,19 @@ def _splash_takes(length: int, query: Array, value: Array) -> bool:
     return takes(length, query.shape[-1], value.shape[-1])
 
 
-def _fused(query: Array, key: Array, value: Array, bias: Array | None, *, cudnn: bool, shape: Shape) -> Array:
+def _fused(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    *,
+    cudnn: bool,
+    shape: Shape,
+) -> Array:
     """Attend on one device by a fused kernel, whose gradient saves its own results under the name `NAME`."""
     if cudnn:
-        return cudnn_attention(query, key, value, bias, shape.window)
+        return cudnn_attention(query, key, value, bias, shape.window, sinks=sinks)
     from .splash_attention import splash_attention
 
     return splash_attention(query, key, value, shape.cap, NAME)

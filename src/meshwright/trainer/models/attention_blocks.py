@@ -31,6 +31,8 @@ from jax._src import dispatch
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
+from .attention_sinks import gradient_of_sinks, with_sinks
+
 AXIS = "context"
 MAX_BLOCKS = 16
 MIN_BLOCK = 128
@@ -171,6 +173,7 @@ def cudnn_attention(
     bias: Float[Array, "batch 1 queries keys"] | None,
     window: int | None,
     *,
+    sinks: Float[Array, " heads"] | None = None,
     causal: bool = True,
     scale: float | None = None,
     partitioned: bool = True,
@@ -186,6 +189,7 @@ def cudnn_attention(
         value: the values; of the keys' width, or both of whole eights.
         bias: added to the scores; cuDNN computes its gradient too.
         window: the positions that a token sees, its own included; None for all.
+        sinks: scores of each head that weigh nothing (`attention_sinks`).
         causal: whether a query sees no later key.
         scale: of the scores; the inverse root of the heads' width if None.
         partitioned: whether XLA is to split the call over a mesh of devices, which must then be there when it
@@ -194,11 +198,11 @@ def cudnn_attention(
     how = _How(causal, window, query.shape[-1] ** -0.5 if scale is None else scale, partitioned)
     width, held = value.shape[-1], in_eights(value.shape[-1])
     if query.shape[-1] == in_eights(query.shape[-1]) and width == held:
-        return _cudnn_attention(query, key, value, bias, how)
+        return _cudnn_attention(query, key, value, bias, sinks, how)
     assert query.shape[-1] == width, "uses_cudnn refuses to fill heads and values of two widths"
     query, key, value = (jnp.pad(x, [(0, 0)] * 3 + [(0, held - width)]) for x in (query, key, value))
     with jax.named_scope(f"needed_{width}_of_{held}"):
-        filled: Any = _cudnn_attention(query, key, value, bias, how)
+        filled: Any = _cudnn_attention(query, key, value, bias, sinks, how)
         return filled[..., :width]
 
 
@@ -236,22 +240,27 @@ class _How(NamedTuple):
     partitioned: bool = True
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _cudnn_attention(query: Array, key: Array, value: Array, bias: Array | None, how: _How) -> Array:
-    return _cudnn_forward(query, key, value, bias, how)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _cudnn_attention(
+    query: Array, key: Array, value: Array, bias: Array | None, sinks: Array | None, how: _How
+) -> Array:
+    return _cudnn_attention_forward(query, key, value, bias, sinks, how)[0]
 
 
 def _cudnn_attention_forward(
-    query: Array, key: Array, value: Array, bias: Array | None, how: _How
+    query: Array, key: Array, value: Array, bias: Array | None, sinks: Array | None, how: _How
 ) -> tuple[Array, tuple[Array | None, ...]]:
     out, log_sum_exp = _cudnn_forward(query, key, value, bias, how)
-    return out, (query, key, value, bias, log_sum_exp, out)
+    if sinks is not None:
+        out, log_sum_exp = with_sinks(out, log_sum_exp, sinks)
+    return out, (query, key, value, bias, sinks, log_sum_exp, out)
 
 
 def _cudnn_attention_backward(how: _How, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
-    query, key, value, bias, log_sum_exp, out = saved
+    query, key, value, bias, sinks, log_sum_exp, out = saved
     gradients = _cudnn_backward(query, key, value, bias, how, (log_sum_exp, out, d_out))
-    return gradients if len(gradients) == 4 else (*gradients, None)
+    d_sinks = None if sinks is None else gradient_of_sinks(out, log_sum_exp, sinks, d_out)
+    return (*gradients, d_sinks) if len(gradients) == 4 else (*gradients, None, d_sinks)
 
 
 _cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)

@@ -31,14 +31,28 @@ from .grouped_products import (
     grouped_fp8_product,
     grouped_product,
     grouping_for,
+    rows_of_bias,
     tiles_for,
     tiles_of,
 )
 
 Matrices = dict[str, Any]
 LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
-Mlp = Callable[[Array, Array, Callable[[Array, str], Array]], Array]
-"""From rows, their factors and what multiplies rows with the matrix of a name, to the results."""
+
+
+class Rows(NamedTuple):
+    """Say what belongs to rows of several experts.
+
+    `multiply`: multiplies each row with its expert's matrix of a name. `bias_of`: returns each row's bias of
+    a name in float32; None where there is none.
+    """
+
+    multiply: Callable[[Array, str], Array]
+    bias_of: Callable[[str], Array | None]
+
+
+Mlp = Callable[[Array, Array, Rows], Array]
+"""From rows, their factors, and what belongs to their experts, to the results."""
 
 
 class Run(NamedTuple):
@@ -79,9 +93,12 @@ class Run(NamedTuple):
             product = grouped_fp8_product if self.context.fp8 else grouped_product
             return product(x, matrices[name], tiles, how, self.axes[name])
 
+        def bias_of(name: str) -> Array | None:
+            return rows_of_bias(matrices[name], tiles, how.tile) if name in matrices else None
+
         executed = x.shape[0] if how.by_kernel is None else how.executed
         with jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}"):
-            return self.mlp(x, factors, multiply)
+            return self.mlp(x, factors, Rows(multiply, bias_of))
 
 
 def dropless(
@@ -96,7 +113,7 @@ def dropless(
     Args:
         tokens: of one device.
         weights: the router's.
-        matrices: of this device's experts, whole but for `tensor`.
+        matrices: of this device's experts, whole but for `tensor`; and their biases [experts, outputs].
         order: the experts that the tokens chose.
         run: what an expert computes, and how.
     """

@@ -14,7 +14,6 @@ The code runs per device (`shard_map`) on that device's tokens, which `tensor` s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,8 @@ from meshwright.config import ACTIVATION_RULES, TransformerModel
 from meshwright.sharding import activation_spec, on_each_device, parameter_spec
 
 from ._base_model import RESIDUAL, Context, Parameter, with_experts_over
-from .dropless import Run, dropless
+from .activations import hidden_units
+from .dropless import Rows, Run, dropless
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
 from .grouped_products import Axes
@@ -36,7 +36,8 @@ from .loss import Balance
 from .products import product as matrix_product
 from .rematerialisation import EXPERTS, SECOND_EXPERTS
 
-ROUTER = ("router", "router_bias")  # parameters in float32
+ROUTER = ("router", "router_bias", "logit_bias")  # parameters in float32, whole on each device
+BIASES = ("up_bias", "gate_bias", "down_bias")  # of the products, in float32
 
 
 def _sizes(config: TransformerModel) -> tuple[int, int]:
@@ -47,7 +48,10 @@ def _sizes(config: TransformerModel) -> tuple[int, int]:
 
 
 def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
-    """Declare `router`, `up`, `down`, (if gated) `gate` for all experts, and `router_bias` if it has one."""
+    """Declare `router`, `up`, `down` and (if gated) `gate` for all experts, and the biases that there are.
+
+    `router_bias` is of the choice of experts alone, and `logit_bias` of the router's logits.
+    """
     (experts, _), embed, mlp = _sizes(config), config.embed_dim, config.mlp_dim
     up = Parameter(shape=(experts, embed, mlp), dims=("experts", "embed", "mlp"), fan_in=embed)
     declared = {
@@ -57,7 +61,16 @@ def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
     }
     if config.router_bias:
         declared["router_bias"] = Parameter(shape=(experts,), dims=("routes",), initial="zeros", wide=True)
-    return {**declared, "gate": up} if config.mlp == "gated" else declared
+    declared |= {"gate": up} if config.mlp == "gated" else {}
+    if config.expert_bias:
+        widths = {"up": (mlp, "mlp"), "gate": (mlp, "mlp"), "down": (embed, "embed")}
+        for name, (width, dim) in widths.items():
+            if name in declared:
+                declared[f"{name}_bias"] = Parameter(
+                    shape=(experts, width), dims=("experts", dim), initial="zeros", wide=True
+                )
+        declared["logit_bias"] = Parameter(shape=(experts,), dims=("routes",), initial="zeros", wide=True)
+    return declared
 
 
 def capacity_of(config: TransformerModel, factor: float, num_tokens: int) -> int:
@@ -74,22 +87,23 @@ def expert_mlp(
     layer: dict[str, Array],
     config: TransformerModel,
     context: Context,
-    activation: Callable[[Array], Array],
 ) -> tuple[Float[Array, "batch sequence embed"], Balance]:
     """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
     declared = with_experts_over(expert_parameters(config), context.fold_experts)
     dims = {name: parameter.dims for name, parameter in declared.items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
-    router = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if n in ROUTER}
-    layer = {**{n: w.astype(of_gradients) for n, w in layer.items() if n not in ROUTER}, **router}
-    local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
+    wide = {n: context.gather(w, *dims[n], wide=True) for n, w in layer.items() if declared[n].wide}
+    layer = {**{n: w.astype(of_gradients) for n, w in layer.items() if n not in wide}, **wide}
+    local = partial(_on_one_device, config=config, context=context, dims=dims)
     with jax.named_scope("experts"):
         rows = activation_spec(RESIDUAL, context.mesh)
         weights = {
             name: PartitionSpec() if name in ROUTER else parameter_spec(names, context.mesh)
             for name, names in dims.items()
         }
+        if "down_bias" in weights:  # gathered over the width's axes
+            weights["down_bias"] = PartitionSpec(weights["down_bias"][0])
         return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
 
 
@@ -106,7 +120,9 @@ def route(
     _, num_choices = _sizes(config)
     by_sigmoid = config.router == "sigmoid"
     liking = jax.nn.sigmoid(logits) if by_sigmoid else logits  # softmax has the order of the logits
-    liking = jax.lax.stop_gradient(liking if bias is None else liking + bias[None])
+    if bias is not None:
+        liking = (liking if by_sigmoid else jax.nn.softmax(logits, axis=-1)) + bias[None]
+    liking = jax.lax.stop_gradient(liking)
     if config.router_groups is not None and config.router_groups_chosen is not None:
         liking = _within_groups(liking, config.router_groups, config.router_groups_chosen, by_sigmoid)
     stacked = _largest(liking, num_choices)
@@ -164,7 +180,6 @@ def _on_one_device(
     *,
     config: TransformerModel,
     context: Context,
-    activation: Callable[[Array], Array],
     dims: dict[str, tuple[str, ...]],
 ) -> tuple[Array, Balance]:
     """Run the experts on one device's tokens, given its shards of the parameters as stored."""
@@ -173,6 +188,8 @@ def _on_one_device(
     with jax.named_scope("router"):
         wide = tokens.astype(jnp.float32)
         logits = jnp.matmul(wide, layer["router"], precision=jax.lax.Precision.HIGHEST)
+        if "logit_bias" in layer:
+            logits = logits + layer["logit_bias"][None]
         logits = checkpoint_name(checkpoint_name(logits, "router"), EXPERTS)
         chosen, weights = route(logits, config, layer.get("router_bias"))
         order = order_of(chosen)
@@ -188,9 +205,10 @@ def _on_one_device(
         if narrow
         else _whole(w, dims[name], context.dtype, context)
         for name, w in layer.items()
-        if name not in ROUTER
+        if name not in (*ROUTER, *BIASES)
     }
-    mlp = partial(_mlp, activation=activation, is_gated="gate" in matrices)
+    biases = {name: _once(layer[name], name, context) for name in BIASES if name in layer}
+    mlp = partial(_mlp, config=config)
     if capacity is None:
         axes = {name: Axes(0, 1) for name in matrices}
         if is_split("fsdp", context):
@@ -198,14 +216,18 @@ def _on_one_device(
         elif context.fp8:
             matrices = {name: narrowed(w, context.dtype) for name, w in matrices.items()}
         run = Run(axes, mlp, config, context)
-        return dropless(tokens, weights, matrices, order, run).reshape(x.shape), balance
+        return dropless(tokens, weights, {**matrices, **biases}, order, run).reshape(x.shape), balance
     num_slots = num_experts * capacity
     places = places_of(order.expert * capacity + order.rank, kept, num_slots)
     arrived = exchange(send(tokens, places).reshape(num_experts, capacity, -1), context)
     factors = exchange(matched(weights, places).reshape(num_experts, capacity, 1), context)
     # All slots of the buffers are multiplied, filled or not.
     with jax.named_scope(f"needed_{min(weights.size, num_slots)}_of_{num_slots}"):
-        out = mlp(arrived, factors, lambda x, name: _batched(x, matrices[name], context))
+        each = Rows(
+            lambda x, name: _batched(x, matrices[name], context),
+            lambda name: biases[name][:, None] if name in biases else None,
+        )
+        out = mlp(arrived, factors, each)
     out = exchange_back(out, context).reshape(num_slots, -1)
     return receive(out, places).reshape(x.shape), balance
 
@@ -235,32 +257,33 @@ def _batched(x: Array, matrix: Any, context: Context) -> Array:
     return matrix_product(x, matrix, 1, 1)
 
 
-def _mlp(
-    x: Array,
-    factors: Array,
-    multiply: Callable[[Array, str], Array],
-    activation: Callable[[Array], Array],
-    is_gated: bool,
-) -> Array:
+def _once(bias: Array, name: str, context: Context) -> Array:
+    """Return a bias for this device; one of the devices whose partial sums are added has that of `down`."""
+    if name != "down_bias" or not is_split("tensor", context):
+        return bias
+    return jnp.where(jax.lax.axis_index("tensor") == 0, bias, 0.0)
+
+
+def _mlp(x: Array, factors: Array, rows: Rows, config: TransformerModel) -> Array:
     """Run the experts' MLPs on rows [..., embed]; over `tensor` return a partial sum.
 
-    The router's weights, `factors` [..., 1] in float32, multiply the hidden units and not the outputs. Their
-    gradient then needs the hidden units, which the gradient of `down` needs anyway, so no output is kept.
-    Megatron-Core does the same (https://github.com/NVIDIA/Megatron-LM,
-    megatron/core/transformer/moe/experts.py).
+    The router's weights, `factors` [..., 1] in float32, multiply the hidden units and not the outputs, and
+    the bias of the outputs. Their gradient then needs the hidden units, which the gradient of `down` needs
+    anyway, so no output is kept. Megatron-Core does the same (https://github.com/NVIDIA/Megatron-LM,
+    megatron/core/transformer/moe/experts.py). Rows that fill nothing have the factor 0.
     """
 
-    def product(x: Array, name: str) -> Array:
+    def product(x: Array, name: str, factors: Array | float = 1.0) -> Array:
         with jax.named_scope(name):
-            return multiply(x, name)
+            y, bias = rows.multiply(x, name), rows.bias_of(f"{name}_bias")
+            return y if bias is None else (y + bias * factors).astype(y.dtype)
 
     up = checkpoint_name(checkpoint_name(product(x, "up"), "expert_up"), EXPERTS)
-    if is_gated:
+    gate = None
+    if config.mlp == "gated":
         gate = checkpoint_name(checkpoint_name(product(x, "gate"), "expert_gate"), SECOND_EXPERTS)
-        hidden = activation(gate) * up
-    else:
-        hidden = activation(up)
-    return product((hidden * factors).astype(x.dtype), "down")
+    hidden = hidden_units(up, gate, config)
+    return product((hidden * factors).astype(x.dtype), "down", factors)
 
 
 def _whole(weight: Array, dims: tuple[str, ...], dtype: jax.typing.DTypeLike, context: Context) -> Array:

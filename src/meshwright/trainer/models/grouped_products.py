@@ -225,6 +225,27 @@ def _fp8_backward(
 grouped_fp8_product.defvjp(_fp8_forward, _fp8_backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rows_of_bias(bias: Array, tiles: Tiles, tile: int) -> Array:
+    """Return for each row in tiles of `tile` rows the bias [experts, outputs] of its expert.
+
+    The gradient is summed over the rows of each tile, and over tiles by a product with zeros and ones: a GPU
+    would choose the order in which a scatter adds them.
+    """
+    each = jnp.take(bias, tiles.expert, axis=0, mode="clip")
+    return jnp.repeat(each, tile, axis=0, total_repeat_length=each.shape[0] * tile)
+
+
+def _of_bias(tile: int, saved: tuple[Array, Tiles], gradient: Array) -> tuple[Array, None]:
+    bias, tiles = saved
+    of_tiles = gradient.reshape(-1, tile, gradient.shape[1]).sum(axis=1)
+    is_of = (jnp.arange(bias.shape[0])[:, None] == tiles.expert[None]).astype(of_tiles.dtype)
+    return jnp.matmul(is_of, of_tiles, precision=jax.lax.Precision.HIGHEST).astype(bias.dtype), None
+
+
+rows_of_bias.defvjp(lambda bias, tiles, tile: (rows_of_bias(bias, tiles, tile), (bias, tiles)), _of_bias)
+
+
 def _in_eight_bits(
     x: Quantised, matrices: NarrowMatrix, tiles: Tiles, how: Grouping, axes: Axes, dtype: Any
 ) -> Array:

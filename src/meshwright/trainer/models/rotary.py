@@ -19,6 +19,8 @@ from meshwright.config import TransformerModel
 def score_factor(config: TransformerModel) -> float:
     """Return the factor of attention's scores, in addition to 1 / sqrt(head_dim)."""
     growth = 1 + 0.1 * config.rope_magnitude * math.log(config.rope_factor or 1)
+    if config.score_scale is not None:
+        return config.score_scale * math.sqrt(config.head_dim) * growth**2
     return math.sqrt(config.head_dim / (config.score_dim or config.head_dim)) * growth**2
 
 
@@ -75,27 +77,30 @@ def _frequencies(config: TransformerModel, length: int, is_plain: bool) -> Float
     low, high = config.rope_low_factor, config.rope_high_factor
     assert config.rope_original_positions is not None, "the configuration is checked"
     if config.rope_stretching == "yarn":
-        return _yarn(
-            frequency, config.rope_theta, config.rope_factor, (low, high), config.rope_original_positions
-        )
+        return _yarn(frequency, config, (low, high), config.rope_original_positions)
     turns = config.rope_original_positions * frequency / (2 * math.pi)  # in the original length
     share = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
     return frequency * (share + (1 - share) / config.rope_factor)
 
 
 def _yarn(
-    frequency: Float[Array, " half"], base: float, factor: float, turns: tuple[float, float], length: int
+    frequency: Float[Array, " half"], config: TransformerModel, turns: tuple[float, float], length: int
 ) -> Float[Array, " half"]:
     """Return YaRN's frequencies, mixed by a pair's place between those with the given numbers of `turns`.
 
-    The places are rounded outwards, as in the authors' code (https://github.com/jquesnelle/yarn).
+    The places are rounded outwards, as in the authors' code (https://github.com/jquesnelle/yarn), unless the
+    model leaves them as they are.
     """
-    half = frequency.shape[0]
+    half, base, factor = frequency.shape[0], config.rope_theta, config.rope_factor
+    assert base is not None, "positions are rotary"
+    assert factor is not None, "wavelengths are stretched"
 
     def place(num_turns: float) -> float:
         return half * math.log(length / (num_turns * 2 * math.pi)) / math.log(base)
 
-    fast, slow = math.floor(place(turns[1])), math.ceil(place(turns[0]))
+    fast, slow = place(turns[1]), place(turns[0])
+    if config.rope_rounded:
+        fast, slow = math.floor(fast), math.ceil(slow)
     fast, slow = max(fast, 0), min(slow, 2 * half - 1)
     stretched = jnp.clip((jnp.arange(half, dtype=jnp.float32) - fast) / max(slow - fast, 1e-3), 0.0, 1.0)
     return frequency * (1 - stretched + stretched / factor)

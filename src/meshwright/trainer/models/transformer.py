@@ -25,7 +25,15 @@ from .grad_accumulation import places, slice_layer, summed, taken
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .products import product
 from .rematerialisation import BLOCK_INPUT, rematerialised
-from .transformer_block import Block, dropped_out, for_each_token, norm_parameters, normed, places_of
+from .transformer_block import (
+    Block,
+    dropped_out,
+    for_each_token,
+    norm_parameters,
+    normed,
+    places_of,
+    scaled,
+)
 
 
 class Transformer(Model):
@@ -127,7 +135,12 @@ class Transformer(Model):
         if dense := self.config.num_dense_layers:
             x, _ = self._through_group(parameters, "dense_layers", x, context, documents)
         x, balance = self._through_group(parameters, "layers", x, context, documents, dense)
-        return normed(x, parameters["final_norm"], self.config, context), balance
+        return self._normed(parameters, x, context), balance
+
+    def _normed(self, parameters: Tree, x: Array, context: Context) -> Array:
+        """Return the head's input: its products with the head are the logits, `logit_scale` included."""
+        factor = self.config.logit_scale
+        return normed(x, parameters["final_norm"], self.config, context, factor=factor)
 
     def _documents(self, segments: Array | None, context: Context) -> Documents | None:
         c = self.config
@@ -147,6 +160,7 @@ class Transformer(Model):
             x = look_up(table, tokens, *how, sums, in_loop=context.in_loop)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
+            x = scaled(x, self.config.embedding_scale)
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 places = places_of(tokens.shape[1], context, documents)
@@ -174,9 +188,10 @@ class Transformer(Model):
                 parameters = context.fetched(parameters, number)
             elif stacked is not None:
                 parameters = slice_layer(parameters, *stacked)
-            return apply(x, parameters, number, context, documents, windows[place % len(windows)])
+            kind = place % len(windows)
+            return apply(x, parameters, number, context, documents, windows[kind], turns[kind])
 
-        policies, windows = block_policies(context.remat), self.config.windows
+        policies, windows, turns = block_policies(context.remat), self.config.windows, self.config.turns
         apply = self._block_of[name].apply
         return [
             rematerialised(
@@ -341,9 +356,7 @@ class Transformer(Model):
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
         """Return some positions' contribution to the loss, from the last block's output `x`."""
-        return self._loss_of(
-            parameters, normed(x, parameters["final_norm"], self.config, context), targets, context
-        )
+        return self._loss_of(parameters, self._normed(parameters, x, context), targets, context)
 
     def summarize(self, balance: Balance | None) -> dict[str, Array]:
         """Return a batch's metrics from the `Balance` of microbatches and layers [microbatches, layers]."""

@@ -21,6 +21,7 @@ from meshwright.config import TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
+from .activations import LEARNED, hidden_units, xielu_parameters
 from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
@@ -30,12 +31,6 @@ from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
 from .rotary import rotated, score_factor, turns_of
 
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=True),
-    "gelu-erf": partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-}
 PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
@@ -72,7 +67,7 @@ class Block:
     def _parameters(self, has_experts: bool) -> dict[str, dict[str, Parameter]]:
         c = self.config
         width = c.mlp_dim if c.num_experts is None else c.dense_mlp_dim or 0
-        width = c.num_shared_experts * c.mlp_dim if has_experts else width
+        width = c.shared_dim if has_experts else width
         sizes = {
             "embed": c.embed_dim,
             "heads": c.num_heads,
@@ -92,8 +87,10 @@ class Block:
             matrices |= {("mlp", "up"): ("embed", "mlp"), ("mlp", "down"): ("mlp", "embed")}
             matrices |= {("mlp", "gate"): ("embed", "mlp")} if c.mlp == "gated" else {}
         norm = norm_parameters(c)
-        names = [f"{group}_{place}" for group in ("attention", "mlp") for place in _norm_names(c)]
+        groups = ("attention",) if c.one_norm else ("attention", "mlp")
+        names = [f"{group}_{place}" for group in groups for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm)
+        declared |= _numbers_of_mlp(c, has_experts)
         if has_experts:
             from .experts import expert_parameters
 
@@ -106,7 +103,7 @@ class Block:
             shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
             parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
             declared.setdefault(group, {})[name] = parameter
-            if c.bias or (c.qkv_bias and name in ("query", "key", "value")):
+            if c.bias or (c.output_bias if name == "output" else c.qkv_bias and group == "attention"):
                 bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
                 declared[group][f"{name}_bias"] = bias
         for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
@@ -115,6 +112,9 @@ class Block:
             declared["attention"][f"{name}_norm"] = Parameter(
                 shape=shape, dims=dims, initial="ones", wide=True
             )
+        if c.attention_sinks:
+            sinks = Parameter(shape=(c.num_heads,), dims=("heads",), initial="zeros", wide=True)
+            declared["attention"]["sinks"] = sinks
         return declared
 
     def apply(
@@ -125,20 +125,30 @@ class Block:
         context: Context,
         documents: Documents | None,
         window: int | None,
+        turns: bool,
     ) -> tuple[Array, Balance | None]:
-        """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts."""
+        """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts.
+
+        Args:
+            window: positions that the layer sees; None: all.
+            turns: whether positions turn its queries and keys.
+        """
         c = self.config
         with jax.named_scope("attention_block"):
             h, layer = self._input_of("attention", x, layer, context)
-            query, key, value = self._projections(h, layer, context, documents, window is not None)
+            query, key, value = self._projections(h, layer, context, documents, window is not None, turns)
             if (factor := score_factor(c)) != 1:
                 query = query * jnp.asarray(factor, query.dtype)
-            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
+            sinks = (
+                context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+            )
+            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap), sinks)
             y = self._multiplied(out, layer, "attention", "output", context)
             y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
             out = self._placed(y, out, layer, "attention", "output", context)
             out = self._normed_after(out, layer, "attention_out_norm", context)
-            entered, x = x, context.pin(x + dropped_out(out, c, context, 2 * index), *RESIDUAL)
+            out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
+            entered, x = x, context.pin(x + out, *RESIDUAL)
             x = checkpoint_name(x, AFTER_ATTENTION)
         with jax.named_scope("mlp_block"):
             h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
@@ -148,22 +158,30 @@ class Block:
                 from .experts import expert_mlp
 
                 split = context.pin(h, *RESIDUAL)
-                out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
-                if c.num_shared_experts:
-                    out = out + self._mlp(h, layer, context)
+                out, balance = expert_mlp(split, layer["experts"], c, context)
+                if c.shared_dim:
+                    out = out + self._shared(h, split, layer, context)
             out = self._normed_after(out, layer, "mlp_out_norm", context)
-            return context.pin(x + dropped_out(out, c, context, 2 * index + 1), *RESIDUAL), balance
+            out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
+            return context.pin(x + out, *RESIDUAL), balance
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
-        if f"{group}_norm" not in layer:
+        name = "attention_norm" if self.config.one_norm else f"{group}_norm"
+        if name not in layer:
             return x, layer
-        split = normed(x, layer[f"{group}_norm"], self.config, context, splits=True)
+        split = normed(x, layer[name], self.config, context, splits=True)
         split, layer = delay_weight_grads(split, layer, group, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
     def _projections(
-        self, h: Array, layer: Tree, context: Context, documents: Documents | None, is_local: bool
+        self,
+        h: Array,
+        layer: Tree,
+        context: Context,
+        documents: Documents | None,
+        is_local: bool,
+        turns: bool,
     ) -> tuple[Array, Array, Array]:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
@@ -177,22 +195,38 @@ class Block:
 
             return latent_projections(h, layer["attention"], project, places, c, context)
         query, key, value = (project(h, name) for name in ("query", "key", "value"))
-        if c.qk_norm != "none":
-            query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
-        if c.rope_theta is not None:
-            turns = turns_of(c, sequence_length(h.shape[1], context.mesh), is_local)
-            query, key = (rotated(t, turns, places) for t in (query, key))
+
+        def head_normed(query: Array, key: Array) -> tuple[Array, Array]:
+            named = (query, "query"), (key, "key")
+            query, key = (self._head_norm(t, layer, name, context) for t, name in named)
+            return query, key
+
+        if c.qk_norm != "none" and not c.qk_norm_turned:
+            query, key = head_normed(query, key)
+        if turns:
+            angles = turns_of(c, sequence_length(h.shape[1], context.mesh), is_local)
+            query, key = (rotated(t, angles, places) for t in (query, key))
+        if c.qk_norm_turned:
+            query, key = head_normed(query, key)
         return query, key, value
+
+    def _shared(self, h: Array, split: Array, layer: Tree, context: Context) -> Array:
+        """Apply the shared experts to `h`; `split` is the same, sharded as a residual, for their gate."""
+        out = self._mlp(h, layer, context)
+        if "shared_gate" not in layer["mlp"]:
+            return out
+        with jax.named_scope("shared_gate"):
+            gate = context.gather(layer["mlp"]["shared_gate"], *self._dims["mlp", "shared_gate"])
+            return out * jax.nn.sigmoid(product(split, gate, 1))
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
         """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
-        activation = ACTIVATIONS[self.config.activation]
         up = self._project(h, layer, "mlp", "up", context)
-        if self.config.mlp == "gated":
-            up = activation(self._project(h, layer, "mlp", "gate", context)) * up
-        else:
-            up = checkpoint_name(activation(up), SECOND_PRODUCT)
-        up = checkpoint_name(up, HIDDEN)
+        is_gated = self.config.mlp == "gated"
+        gate = self._project(h, layer, "mlp", "gate", context) if is_gated else None
+        learned = [context.gather(layer["mlp"][n], "one", wide=True) for n in LEARNED if n in layer["mlp"]]
+        up = hidden_units(up, gate, self.config, tuple(for_each_token(each, up) for each in learned))
+        up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
@@ -260,20 +294,43 @@ class Block:
         return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 
 
+def _numbers_of_mlp(config: TransformerModel, has_experts: bool) -> dict[str, dict[str, Parameter]]:
+    """Declare what an MLP has in addition to its matrices: an xIELU's numbers, the shared experts' gate."""
+    declared = xielu_parameters() if config.activation == "xielu" else {}
+    if has_experts and config.shared_gate:
+        width = config.embed_dim
+        declared["shared_gate"] = Parameter(shape=(width, 1), dims=("embed", "one"), fan_in=width)
+    return {"mlp": declared} if declared else {}
+
+
 def norm_parameters(config: TransformerModel) -> dict[str, Parameter]:
     """Declare a norm of the residual stream: a scale, and a bias if LayerNorms have one."""
     scale = Parameter(shape=(config.embed_dim,), dims=("embed",), initial="ones", wide=True)
-    has_bias = config.norm == "layer" and config.bias
-    return {"scale": scale, "bias": replace(scale, initial="zeros")} if has_bias else {"scale": scale}
+    if not config.has_norm_biases:
+        return {"scale": scale}
+    return {"scale": scale, "bias": replace(scale, initial="zeros")}
 
 
-def normed(x: Array, group: Tree, config: TransformerModel, context: Context, splits: bool = False) -> Array:
-    """Apply RMSNorm or LayerNorm in float32, sharded by position.
+def scaled(x: Array, factor: float) -> Array:
+    """Multiply `x`; a factor of 1 adds no operation."""
+    return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
+
+
+def normed(
+    x: Array,
+    group: Tree,
+    config: TransformerModel,
+    context: Context,
+    splits: bool = False,
+    factor: float = 1.0,
+) -> Array:
+    """Apply RMSNorm or LayerNorm in float32, sharded by position, and multiply the result by `factor`.
 
     The result is gathered for the matmuls; with `splits` it stays sharded as a residual.
     """
-    scale = context.gather(group["scale"], "embed", wide=True)
+    scale = scaled(context.gather(group["scale"], "embed", wide=True), factor)
     bias = context.gather(group["bias"], "embed", wide=True) if "bias" in group else None
+    bias = bias if bias is None else scaled(bias, factor)
     y = normalised(x, scale, bias, config.norm == "layer", config.norm_epsilon, context.dtype)
     normed = context.pin(y, *RESIDUAL)  # in the compute format: float32 would cross `tensor`
     return normed if splits else context.pin(normed, "batch", "sequence", "embed")

@@ -1,0 +1,147 @@
+"""Define `meshwright check` and `meshwright diff`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.cli import JsonFlag, answer, phases
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ._check import Check
+
+OnOption = Annotated[str | None, typer.Option("--on", metavar="FLEET", help="The fleet of both sides.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page.")]
+
+
+def diff(
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="BEFORE",
+            help='"llama3-8b --on 8xH100", a file of weigh --json, a run, @COMMIT, or --with PACKAGE.',
+            show_default=False,
+        ),
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The other side.", show_default=False)],
+    on: OnOption = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="The layout of both sides.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of both sides.")
+    ] = None,
+    as_json: JsonFlag = False,
+    html: HtmlOption = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with status 1 if anything moved.")] = False,
+) -> None:
+    """Compare two weighings: what moved, by how much, and at which line."""
+    from ._verbs import diff as run_diff
+
+    common: list[str] = []
+    for option, value in (("--on", on), ("--layout", layout), *(("--set", text) for text in overrides or ())):
+        common += [] if value is None else [option, value]
+    with phases("comparing") as on_event:
+        made = run_diff(before, after, common=tuple(common), on_event=on_event)
+    if html is not None:
+        made.to_html(html)
+
+    def page() -> RenderableType:
+        from meshwright.report import renderable
+
+        return renderable(made)
+
+    answer(as_json, made.to_dict() if as_json else None, page)
+    if check and not made.is_nothing:
+        raise typer.Exit(1)
+
+
+def check(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", metavar="FILE", help="Budgets.", show_default="meshwright.toml, pyproject.toml"
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Check this budget alone. Repeatable.")
+    ] = None,
+    against: Annotated[
+        str, typer.Option("--against", metavar="COMMIT", help="Weigh this commit too, and say what moved.")
+    ] = "",
+    update: Annotated[
+        bool, typer.Option("--update", help="Write the figures of today into the file.")
+    ] = False,
+    init: Annotated[
+        list[str] | None,
+        typer.Option("--init", metavar="WORDS", help='Add a budget: --init "llama3-8b --on 8xH100".'),
+    ] = None,
+    as_json: JsonFlag = False,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit's XML.")] = None,
+    sarif: Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Write SARIF.")] = None,
+    comment: Annotated[
+        Path | None,
+        typer.Option("--comment", metavar="FILE", help="Write a comment in Markdown, or nothing."),
+    ] = None,
+) -> None:
+    """Hold weighings to budgets: status 0 within, 1 over, 2 not weighed."""
+    from ._check import check as run_check
+
+    if init:
+        file = _add(file, init)
+        update = True
+    with phases("checking") as on_event:
+        made = run_check(file, only=only or (), against=against, update=update, on_event=on_event)
+    _write(made, junit, sarif, comment)
+
+    def page() -> RenderableType:
+        from meshwright.report import renderable
+
+        return renderable(made)
+
+    answer(as_json, made.to_dict() if as_json else None, page)
+    if made.status:
+        raise typer.Exit(made.status)
+
+
+def _add(file: Path | None, init: list[str]) -> Path:
+    """Add budgets without figures to a file, which is made if there is none."""
+    import shlex
+
+    from meshwright.files import read_text
+    from meshwright.reportable import write_result
+
+    from ._budgets import FILES, with_new
+
+    path = file or Path(FILES[0])
+    text = read_text(path) if path.exists() else ""
+    for words in init:
+        try:
+            split = shlex.split(words)
+        except ValueError as wrong:
+            raise InputError(f"cannot read {words[:80]!r}: {wrong}", hint="close its quotes") from wrong
+        if not split:
+            raise InputError("--init names nothing to weigh", hint='--init "llama3-8b --on 8xH100"')
+        text = with_new(text, " ".join(split).replace("--on ", "on "), tuple(split))
+    write_result(path, text)
+    return path
+
+
+def _write(made: Check, junit: Path | None, sarif: Path | None, comment: Path | None) -> None:
+    """Write the files that are asked for, and in a workflow of GitHub its annotations and its summary."""
+    from meshwright.reportable import write_result
+
+    from ._outputs import annotations_of, comment_of, junit_of, sarif_of
+
+    for path, text in ((junit, junit_of), (sarif, sarif_of), (comment, comment_of)):
+        if path is not None:
+            write_result(path, text(made))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        typer.echo(annotations_of(made), err=True, nl=False)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(comment_of(made) or f"{made.line}\n")
