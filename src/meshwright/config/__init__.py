@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._huggingface_config import family_of as family_of
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
     from ._huggingface_config import is_misspelling as is_misspelling
+    from ._huggingface_config import reads_text_alone as reads_text_alone
     from ._huggingface_config import refusal_of as refusal_of
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._huggingface_config import text_part as text_part

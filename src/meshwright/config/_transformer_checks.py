@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._model_kind import MOST_UNROLLED
 from ._section import Problem, near_divisors, or_list
+from ._state_keys import state_problems
 
 if TYPE_CHECKING:
     from ._transformer import TransformerModel
@@ -201,5 +202,5 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 CHECKS = (
     *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
-    *(_expert_problems, _shared_problems, _router_problems),
+    *(_expert_problems, _shared_problems, _router_problems, state_problems),
 )

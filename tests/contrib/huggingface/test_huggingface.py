@@ -401,6 +401,32 @@ def test_what_is_exported_is_what_transformers_loads(theirs, ours, tokens, tmp_p
     assert float((ours - wanted).abs().max()) < 1e-4 * max(1.0, float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_run_begins_with_the_text_part_of_a_model_that_sees(prefix, tmp_path, mesh):
+    """Both prefixes are those of releases of transformers, which writes one of them here."""
+    torch.manual_seed(0)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14, "vision_use_head": False}
+    config = transformers.Gemma3Config(
+        text_config={**GEMMA3, "model_type": "gemma3_text"},
+        vision_config={**vision, "model_type": "siglip_vision_model"},
+        **{"mm_tokens_per_image": 1, "image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92},
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    arrays = safetensors.load_file(tmp_path / "model.safetensors")
+    written = next(name for name in arrays if name.endswith("embed_tokens.weight"))
+    before = written.removesuffix("embed_tokens.weight")
+    renamed = {name.replace(before, prefix): array for name, array in arrays.items()}
+    safetensors.save_file(renamed, tmp_path / "model.safetensors")
+    run = load_config(str(tmp_path), {"batch.sequences": 4})
+    begun = FirstWeights(tmp_path, run).parameters(build_step(run, mesh()).state["parameters"])
+    text = model.model.language_model
+    np.testing.assert_array_equal(begun["embedding"], text.embed_tokens.weight.detach().numpy())
+    down = text.layers[2].mlp.down_proj.weight.detach().numpy()
+    np.testing.assert_array_equal(np.asarray(begun["layers"]["mlp"]["down"][2]), down.T)
+
+
 def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path, mesh):
     """Scales from the least to the largest that bf16 holds, and every code."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel, family_of
+from meshwright.config import RunConfig, TransformerModel, family_of, reads_text_alone
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
 from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
 
 from ._mxfp4 import unpacking
+from ._text_part import of_text_part
 from ._weight_files import WeightFiles
 from ._weight_names import Weight, part_of, weights_of
 
@@ -81,7 +82,9 @@ class FirstWeights:
             family = file["model_type"]
             if not isinstance(family, str):
                 raise TypeError(f"model_type = {str(family)[:40]} is not text")
-            family = family_of(file) or family
+            is_part = reads_text_alone(file)
+            file = {**file, **file["text_config"]} if is_part else file
+            family = family_of(file) or file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -103,6 +106,8 @@ class FirstWeights:
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         files = WeightFiles(folder)
         self._read = unpacking(files.read, files.names)
+        if is_part:
+            self._read = of_text_part(self._read, files.names)
         for weight in self._weights:
             if weight.constant is not None:
                 self._check_constant(weight.name.format(layer=weight.first), weight.constant)
