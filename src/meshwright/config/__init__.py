@@ -23,6 +23,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._huggingface_config import refusal_of as refusal_of
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._huggingface_config import text_part as text_part
+    from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
+    from ._layer_kinds import LayerKind as LayerKind
+    from ._layer_kinds import Stretch as Stretch
+    from ._layer_kinds import holds_layers as holds_layers
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES
