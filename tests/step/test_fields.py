@@ -112,6 +112,10 @@ PROGRAM = {
     "model.transformer.norm_place": (NANO, "model.norm_place=after"),
     "model.transformer.parallel": (NANO, "model.parallel=true"),
     "model.transformer.scaled_embedding": (NANO, "model.scaled_embedding=true"),
+    "model.transformer.position_growth": (
+        (*STRETCHED, "model.rope_original_positions=8"),
+        "model.position_growth=0.1",
+    ),
     "model.transformer.norm_bias": ((*NANO, "model.norm=layer"), "model.norm_bias=true"),
     "model.transformer.qk_norm_turned": ((*NANO, "model.qk_norm=head"), "model.qk_norm_turned=true"),
     "model.transformer.one_norm": ((*NANO, "model.parallel=true"), "model.one_norm=true"),

@@ -410,9 +410,13 @@ def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) 
 def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
     """Return the kind of each layer of a file that does not list them.
 
-    The last of each `sliding_window_pattern` layers sees all (Gemma), or the first `max_window_layers` do.
+    The last of each `sliding_window_pattern` layers sees all (Gemma), or those with a G in it (EXAONE), or
+    the first `max_window_layers` do.
     """
     pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
+    if isinstance(pattern, str):
+        named = [{"L": LOCAL, "G": GLOBAL}.get(letter, letter) for letter in pattern]
+        return [named[layer % len(named)] for layer in range(num_layers)]
     if pattern is not None:
         return [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
     first = given.get("max_window_layers", 0)

@@ -22,7 +22,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"  # kinds of layers
 OWN_MODULE = (
     "weigh the module that transformers makes of the file: meshwright weigh FOLDER --as torch --on FLEET"
 )
-LENGTH = "original_max_position_embeddings"
+LENGTH, GROWTH = "original_max_position_embeddings", "llama_4_scaling_beta"
 STRETCHING = {
     "llama3": {
         "factor": "rope_factor",
@@ -91,6 +91,9 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     _read_share(given, scaling, model, where)
+    if family.rope_growth:
+        model["position_growth"] = float(scaling.pop(GROWTH, 0))
+        scaling.pop("max_position_embeddings", None)  # the file's own limit once more
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
     kind = family.rope_types.get(kind, kind)
@@ -202,6 +205,8 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
             rope.pop("truncate", None)
         if model.rope_magnitude:  # DeepSeek's, which needs both
             rope |= {"mscale": model.rope_magnitude, "mscale_all_dim": model.rope_magnitude}
+        if model.position_growth:
+            rope[GROWTH] = model.position_growth
         if model.rope_original_positions is not None:
             beside = {LENGTH: model.rope_original_positions}  # where Phi-3 looks first
     if model.rotary_share != 1:
