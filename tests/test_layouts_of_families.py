@@ -27,6 +27,16 @@ FAMILIES = {
         *("model.num_layers=4", "model.window=9", "model.global_every=2", "model.norm_place=both"),
         *("model.score_cap=2.0", "model.logit_cap=3.0", "model.score_dim=12", "model.rope_local_theta=50.0"),
     ),
+    "one norm": (
+        *("model.num_layers=4", "model.mlp=plain", "model.activation=xielu"),
+        *("model.parallel=true", "model.one_norm=true"),
+        *("model.norm=layer", "model.norm_bias=true", "model.no_rope_every=2", "model.score_scale=0.2"),
+        *("model.logit_scale=0.5", "model.residual_scale=0.4", "model.embedding_scale=3.0"),
+    ),
+    "gate": (
+        *("model.num_experts=4", "model.experts_per_token=2", "model.shared_mlp_dim=24"),
+        *("model.shared_gate=true", "model.qk_norm=head", "model.qk_norm_turned=true"),
+    ),
     "sinks": (
         *("model.num_layers=4", "model.window=9", "model.global_every=2", "model.attention_sinks=true"),
         *("model.qkv_bias=true", "model.output_bias=true", "model.gate_limit=0.5", "model.num_experts=4"),
@@ -36,6 +46,9 @@ FAMILIES = {
 }
 CASES = [
     ("few keys", "fsdp=2,tensor=4", "none"),
+    ("one norm", "fsdp=2,tensor=2", "dots-attention"),
+    ("gate", "fsdp=2,tensor=2,expert=2", "none"),
+    pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("sinks", "fsdp=2,context=2,tensor=2", "dots-attention"),
     pytest.param("sinks", "stage=2,expert=2,tensor=2", "full", marks=pytest.mark.wide),

@@ -202,6 +202,124 @@ def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(fo
     assert text_reading(alone) == text_reading("llama3-8b") == ""
 
 
+# As Kimi-K2's and DeepSeek-V3.1's folders have it: what one family's file says with and without effect.
+DEEPSEEK_V3 = {
+    **{"architectures": ["DeepseekV3ForCausalLM"], "auto_map": {"AutoConfig": "configuration_deepseek.X"}},
+    **{"hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 64, "num_key_value_heads": 64},
+    **{"num_hidden_layers": 61, "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8},
+    **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+    **{"v_head_dim": 128, "moe_intermediate_size": 2048, "first_k_dense_replace": 1, "vocab_size": 163840},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1},
+    **{"routed_scaling_factor": 2.827, "norm_topk_prob": True, "moe_layer_freq": 1, "ep_size": 1},
+    **{"aux_loss_alpha": 0.001, "seq_aux": True, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05},
+    **{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    "rope_scaling": {
+        **{"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0},
+        **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+    },
+}
+
+
+def test_an_unknown_model_type_is_read_as_the_family_of_the_class_that_it_names(folder_of):
+    kimi = folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2"}, "kimi")
+    model = load_config(kimi).model
+    assert f"{model.num_parameters / 1e9:.0f} {model.num_active_parameters / 1e9:.1f}" == "1026 32.9"
+    assert model == load_config(folder_of({**DEEPSEEK_V3, "model_type": "deepseek_v3"}, "v3")).model
+    assert text_reading(kimi).endswith("'kimi_k2' is read as deepseek_v3, whose class its architectures name")
+    inner = {"model_type": "kimi_k25", "text_config": {**DEEPSEEK_V3, "model_type": "kimi_k2"}}
+    assert load_config(folder_of(inner, "images")).model == model
+    with pytest.raises(InputError, match="'kimi_k2' is not known"):
+        load_config(folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2", "architectures": ["Kimi"]}, "none"))
+
+
+# The keys of published files.
+MINIMAX = {
+    **{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "head_dim": 128},
+    **{"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536, "model_type": "minimax_m2"},
+    **{"max_position_embeddings": 196608, "mtp_transformer_layers": 1, "num_attention_heads": 48},
+    **{"num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8, "num_mtp_modules": 3},
+    **{"num_local_experts": 256, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000},
+    **{"rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_cache": True},
+    **{"tie_word_embeddings": False, "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True},
+    "vocab_size": 200064,
+}
+ERNIE = {
+    **{"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "hidden_act": "silu"},
+    **{"hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072, "moe_k": 6},
+    **{"moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536},
+    **{"moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1},
+    **{"moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_use_aux_free": True, "use_bias": False},
+    **{"num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 500000},
+    **{"num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "tie_word_embeddings": True},
+    "vocab_size": 103424,
+}
+HUNYUAN = {
+    **{"architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "hidden_size": 4096},
+    **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    **{"intermediate_size": 3072, "vocab_size": 128167, "num_experts": 64, "tie_word_embeddings": True},
+    **{"moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32, "num_shared_expert": [1] * 32},
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "type": "dynamic"},
+}
+EXAONE = {
+    **{"model_type": "exaone4", "hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64},
+    **{"num_attention_heads": 40, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    **{"reorder_qk_norm": True, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "sliding_window": 4096},
+    **{"sliding_window_pattern": "LLLG", "vocab_size": 102400, "max_window_layers": 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("tree", "total", "active"),  # billions of parameters that the models' pages state
+    [(MINIMAX, 230, 10), (ERNIE, 21, 3), (HUNYUAN, 80, 13), (EXAONE, 32, 32)],
+    ids=["minimax", "ernie", "hunyuan", "exaone"],
+)
+def test_the_keys_of_a_published_file_are_understood(tree, total, active, folder_of):
+    model = load_config(folder_of(tree)).model
+    assert model.num_parameters / 1e9 == pytest.approx(total, rel=0.04)
+    assert model.num_active_parameters / 1e9 == pytest.approx(active, rel=0.12)  # tables included here
+
+
+def test_what_files_say_of_layers_and_positions_is_read(folder_of):
+    minimax = load_config(folder_of(MINIMAX, "minimax")).model
+    assert minimax.rotary_share == 0.5
+    hunyuan = load_config(folder_of(HUNYUAN, "hunyuan")).model
+    assert hunyuan.rope_theta == pytest.approx(10_000 * 1000 ** (128 / 126))
+    exaone = load_config(folder_of(EXAONE, "exaone")).model
+    assert (exaone.windows, exaone.turns) == ((4096, 4096, 4096, None), (True, True, True, False))
+    everywhere = load_config(folder_of({**EXAONE, "sliding_window": None}, "all")).model
+    assert (everywhere.windows, everywhere.turns) == ((None,), (True,))
+    smol = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": "smollm3", "rope_scaling": None}
+    assert load_config(folder_of(smol, "smol")).model.no_rope_every == 4
+    turned = {**smol, "no_rope_layers": [1] * 32}
+    assert load_config(folder_of(turned, "turned")).model.no_rope_every is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({**MINIMAX, "scoring_func": "softmax"}, 'scoring_func = "softmax"'),
+        ({**ERNIE, "moe_layer_end_index": 20}, "moe_layer_end_index = 20"),
+        ({**HUNYUAN, "moe_topk": [8, 4] * 16}, "moe_topk = "),
+        ({**HUNYUAN, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({**EXAONE, "sliding_window_pattern": "LLGL"}, "LLGL"),
+        (
+            {
+                **{**PUBLISHED["Llama-3.1-8B"][0], "model_type": "smollm3", "rope_scaling": None},
+                "no_rope_layers": [0, 1] * 16,
+            },
+            "no_rope_layers",
+        ),
+        (
+            {**DEEPSEEK_V3, "model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse"] * 60 + ["dense"]},
+            "mlp_",
+        ),
+    ],
+)
+def test_a_part_of_a_published_family_that_is_not_run_is_refused(tree, words, folder_of):
+    with pytest.raises(InputError, match=words):
+        load_config(folder_of(tree))
+
+
 def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-7B"}')
     with pytest.raises(InputError, match=r"cannot read .*config.json") as refused:
@@ -373,9 +491,45 @@ def test_a_model_of_the_local_cache_is_found_by_its_id(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     family, known = FAMILIES[name], set(TransformerModel.model_fields)
-    assert {*family.keys, *family.fixed, *(ours for ours, *_ in family.switches.values())} <= known
+    switched = {ours for ours, *_ in family.switches.values()}
+    assert {*family.keys, *family.fixed, *family.inverses, *switched} <= known
     assert family.activation in family.defaults
-    assert set(family.by_head) <= set(family.weights)
+    assert {*family.by_head, *family.one_row} <= set(family.weights)
     assert family.windows in ("none", "all", "by layer")
+    assert family.unturned in ("none", "global", "by layer")
     page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
     assert f"`{name}`" in page.read_text()
+
+
+GEMMA3_27B = {  # all that the text part of the published file says
+    **{"model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62},
+    **{"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168},
+    **{"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+}
+
+
+@pytest.mark.parametrize("stretching", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("preset", "left_out"),
+    [
+        ("gemma-3-27b-it", ()),
+        (
+            "gemma-3-4b-it",
+            ("head_dim", "num_attention_heads", "num_key_value_heads", "query_pre_attn_scalar"),
+        ),
+    ],
+)
+def test_the_text_part_of_a_gemma_3_has_the_defaults_of_its_family(preset, left_out, stretching, folder_of):
+    wanted = load_config(preset).model
+    sizes = {"hidden_size": wanted.embed_dim, "intermediate_size": wanted.mlp_dim}
+    sizes |= {"num_hidden_layers": wanted.num_layers}
+    text = {key: value for key, value in {**GEMMA3_27B, **sizes}.items() if key not in left_out}
+    if stretching == "rope_parameters":  # as later releases of transformers write it
+        linear = text.pop("rope_scaling")
+        text["rope_parameters"] = {
+            "full_attention": linear,
+            "sliding_attention": {"rope_type": "default"},
+        }
+        text |= {"rope_theta": 1_000_000, "rope_local_base_freq": 10_000, "_sliding_window_pattern": 6}
+    file = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert load_config(folder_of(file)).model == wanted

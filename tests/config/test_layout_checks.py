@@ -11,6 +11,7 @@ from meshwright.config import (
     check_precision,
     check_slices,
     load_config,
+    on_nearest_layout,
     resolve_batch,
     ticks_of,
 )
@@ -80,7 +81,7 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("cruncher", "tensor=3", "model.width = 64 does not divide over tensor = 3", "tensor=2 or 4"),
         ("cruncher", "fsdp=3", "model.width = 64 does not divide over fsdp = 3", "model.width = 63 or 66"),
         ("linear", "fsdp=3", "model.input_dim = 16 does not divide over fsdp = 3", "input_dim = 15 or 18"),
-        ("lenet", "fsdp=64", "the inputs of the hidden layer = 800 does not divide", "use fsdp=50 or 80"),
+        ("lenet", "fsdp=64", "the inputs of the hidden layer = 800 does not divide", "use data=2,fsdp=32"),
         ("resnet18-fashion", "fsdp=3", "the inputs of the head = 512 does not divide", "use fsdp=2 or 4"),
         ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
         (
@@ -155,7 +156,7 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "deepseek-v2-lite",
             "fsdp=1024",
             "model.latent_rank = 512 does not divide over fsdp = 1024",
-            "use fsdp=",
+            "use data=2,fsdp=512 in place of fsdp=1024",
         ),
     ],
 )
@@ -200,6 +201,16 @@ def test_the_sizes_that_are_suggested_do_work():
         check_layout(
             load_config("llama3-8b", ["batch.microbatch_sequences=2", override]), Layout.parse(layout)
         )
+
+
+def test_a_width_that_many_devices_do_not_divide_has_replicas_of_groups_that_do():
+    run = load_config("llama3-8b", ["model.embed_dim=2880", "model.head_dim=64", "model.num_heads=64"])
+    with pytest.raises(InputError, match=r"model.embed_dim = 2880 does not divide over fsdp = 256") as caught:
+        check_layout(run, Layout.parse("fsdp=256"))
+    assert "use data=4,fsdp=64 in place of fsdp=256" in caught.value.hint
+    check_layout(run, Layout.parse("data=4,fsdp=64"))
+    assert on_nearest_layout(run, 256).layout == "data=4,fsdp=64"
+    assert on_nearest_layout(run, 64).layout == "fsdp=64"
 
 
 @pytest.mark.parametrize(

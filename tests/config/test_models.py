@@ -45,6 +45,32 @@ def test_shared_experts_are_active_and_multiply():
     assert two.num_matmul_parameters - one.num_matmul_parameters == added
 
 
+def test_a_shared_expert_may_have_a_width_and_a_gate_of_its_own():
+    one = load_config("bytes-moe").model
+    two = load_config("bytes-moe", ["model.shared_mlp_dim=96", "model.shared_gate=true"]).model
+    added = 2 * (3 * 64 * 96 + 64)  # layers, matrices and the gate
+    assert two.num_parameters - one.num_parameters == added
+    assert two.num_matmul_parameters - one.num_matmul_parameters == added
+
+
+def test_the_vectors_of_a_block_by_hand():
+    nano = ("model.norm=layer", "model.parallel=true", "model.mlp=plain")
+    one = load_config("bytes-nano", nano).model.num_parameters
+    changes = ("model.one_norm=true", "model.norm_bias=true", "model.activation=xielu")
+    two = load_config("bytes-nano", [*nano, *changes]).model.num_parameters
+    assert two - one == 2 * (-64 + 64 + 2) + 64  # layers: a norm less, a bias and two numbers more; last norm
+
+
+def test_layers_without_positions_make_groups():
+    model = load_config("bytes-nano", ["model.num_layers=12", "model.no_rope_every=4"]).model
+    assert model.windows == (None,) * 4
+    assert [kind.has_positions for kind in model.period] == [True, True, True, False]
+    changes = ["model.num_layers=12", "model.no_rope_every=4", "model.window=8", "model.global_every=6"]
+    both = load_config("bytes-nano", changes).model
+    assert [layer for layer, kind in enumerate(both.kinds, 1) if not kind.has_positions] == [4, 8, 12]
+    assert [layer for layer, window in enumerate(both.windows, 1) if window is None] == [6, 12]
+
+
 def test_gpt3_rounds_to_the_published_175_billion():
     assert load_config("gpt3-175b").model.num_parameters == pytest.approx(175.0e9, rel=0.003)
 
@@ -118,6 +144,16 @@ def test_the_head_dim_follows_from_embed_and_heads_unless_given():
             "rope_original_positions need each other; 'linear' stretching is set",
             "the factor alone for linear",
         ),
+        (["one_norm=true"], "model.one_norm = true has no effect without parallel = true", "leave one_norm"),
+        (["qk_norm_turned=true"], "= true has no effect without qk_norm", "leave qk_norm_turned out"),
+        (["norm_bias=true"], "= true has no effect without norm = ", "leave norm_bias out"),
+        (
+            ["position=learned", "rope_theta=none", "max_positions=64", "no_rope_every=4"],
+            "model.no_rope_every = 4 has no effect without rotary positions",
+            "leave no_rope_every out",
+        ),
+        (["position_growth=0.1"], "= 0.1 has no effect without rope_original", "leave position_growth out"),
+        (["score_scale=0.1", "score_dim=8"], "= 0.1 is in place of score_dim = 8", "leave one of them out"),
         (["query_rank=8"], "model.query_rank = 8 has no effect without latent_rank", "leave query_rank out"),
         (["value_dim=8"], "model.value_dim = 8 has no effect without latent_rank", "leave value_dim out"),
         (
@@ -181,6 +217,9 @@ def test_a_transformer_that_contradicts_itself_is_refused(overrides: list[str], 
         ("bytes-moe", "num_dense_layers=99", "= 99 leaves no layer of", "or use fewer"),
         ("bytes-moe", "num_shared_experts=-1", "model.num_shared_experts", "0"),
         ("bytes-moe", "capacity_factor=0", "model.capacity_factor", "0"),
+        ("bytes-moe", "activation=xielu", "= 'xielu' is run in one plain MLP", 'mlp = "plain"'),
+        ("bytes-moe", "shared_gate=true", "there is no shared expert", "leave shared_gate out"),
+        ("bytes-nano", "shared_mlp_dim=8", "= 8 has no effect without num_experts", "leave shared_mlp_dim"),
     ],
 )
 def test_experts_that_contradict_each_other_are_refused(preset: str, override: str, message: str, hint: str):

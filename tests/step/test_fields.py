@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.config import Layout, RunConfig, load_config, variants
+from meshwright.config._state_keys import StateKeys
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
@@ -85,6 +86,8 @@ PROGRAM = {
     "model.transformer.num_experts": (EXPERTS, "model.num_experts=8"),
     "model.transformer.experts_per_token": (EXPERTS, "model.experts_per_token=1"),
     "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
+    "model.transformer.layer_pattern": (NANO, "model.layer_pattern=attention mlp"),
+    "model.transformer.attention_gate": (NANO, "model.attention_gate=true"),
     "model.transformer.capacity_factor": (EXPERTS, "model.capacity_factor=2.0"),
     "model.transformer.balancing_loss": (EXPERTS, "model.balancing_loss=0.1"),
     "model.transformer.rope_factor": (STRETCHED, "model.rope_factor=8.0"),
@@ -109,6 +112,20 @@ PROGRAM = {
     "model.transformer.norm_place": (NANO, "model.norm_place=after"),
     "model.transformer.parallel": (NANO, "model.parallel=true"),
     "model.transformer.scaled_embedding": (NANO, "model.scaled_embedding=true"),
+    "model.transformer.position_growth": (
+        (*STRETCHED, "model.rope_original_positions=8"),
+        "model.position_growth=0.1",
+    ),
+    "model.transformer.norm_bias": ((*NANO, "model.norm=layer"), "model.norm_bias=true"),
+    "model.transformer.qk_norm_turned": ((*NANO, "model.qk_norm=head"), "model.qk_norm_turned=true"),
+    "model.transformer.one_norm": ((*NANO, "model.parallel=true"), "model.one_norm=true"),
+    "model.transformer.no_rope_every": (NANO, "model.no_rope_every=2"),
+    "model.transformer.embedding_scale": (NANO, "model.embedding_scale=2.0"),
+    "model.transformer.residual_scale": (NANO, "model.residual_scale=0.5"),
+    "model.transformer.score_scale": (NANO, "model.score_scale=0.5"),
+    "model.transformer.logit_scale": (NANO, "model.logit_scale=0.5"),
+    "model.transformer.shared_mlp_dim": (EXPERTS, "model.shared_mlp_dim=96"),
+    "model.transformer.shared_gate": ((*EXPERTS, "model.num_shared_experts=1"), "model.shared_gate=true"),
     "model.transformer.latent_rank": (LATENT, "model.latent_rank=16"),
     "model.transformer.query_rank": (LATENT, "model.query_rank=16"),
     "model.transformer.rotary_dim": (LATENT, "model.rotary_dim=4"),
@@ -304,6 +321,10 @@ ELSEWHERE = {
     "faults.step_deadline_seconds": "says when the training loop is held to hang",
     "evaluation.every_steps": "says when the training loop evaluates",
     "evaluation.batches": "says over how many batches",
+    **{
+        f"model.transformer.{key}": "is of a mixer; tests/models/test_state_mixers.py"
+        for key in StateKeys.model_fields
+    },
 }
 
 

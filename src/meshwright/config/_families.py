@@ -19,6 +19,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "gelu": "gelu-erf",
     "relu": "relu",
+    "relu2": "relu2",
 }
 OF_TRAINING = {
     "dropout",
@@ -42,9 +43,10 @@ _OF_RECIPES = """use_cache initializer_range attention_dropout classifier_dropou
     embd_pdrop hidden_dropout residual_dropout embedding_dropout gradient_checkpointing output_router_logits
     router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux"""
 _OF_LABELS = """architectures model_type _name_or_path name_or_path transformers_version torch_dtype dtype
-    auto_map bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id
-    task_specific_params id2label label2id num_labels problem_type finetuning_task prefix tokenizer_class
-    transformers.js_config is_llama_config unsloth_fixed unsloth_version quantization_config"""
+    auto_map bos_token_id eos_token_id eod_token_id pad_token_id unk_token_id sep_token_id
+    decoder_start_token_id task_specific_params id2label label2id num_labels problem_type finetuning_task
+    prefix tokenizer_class transformers.js_config is_llama_config unsloth_fixed unsloth_version
+    quantization_config"""
 _OF_PROGRAMS = """use_bfloat16 tf_legacy_loss pretraining_tp is_decoder cross_attention_hidden_size
     summary_type summary_use_proj summary_activation summary_proj_to_labels
     summary_first_dropout output_attentions output_hidden_states return_dict
@@ -75,15 +77,23 @@ class Family:
     ignored: tuple[str, ...] = ()
     windows: str = "none"
     partly_turned: bool = False
+    turned_width: str | None = None
     rope_types: Mapping[str, str] = field(default_factory=dict[str, str])
     rope_magnitude: bool = False
     grouped: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ungrouped: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    dense_by_layer: bool = False
     unpadded: bool = False
     by_head: tuple[str, ...] = ()
     alternating: tuple[str, ...] = ()
     inputs_first: tuple[str, ...] = ()
+    one_row: tuple[str, ...] = ()
     scales_from_one: bool = False
+    constants: Mapping[str, float] = field(default_factory=dict[str, float])
+    inverses: Mapping[str, str] = field(default_factory=dict[str, str])
+    unturned: str = "none"
+    rope_alpha: bool = False
+    rope_growth: bool = False
 
 
 _MERGED = ("keys", "fixed", "defaults", "weights")

@@ -39,13 +39,15 @@ def is_huggingface(tree: object) -> bool:
     return is_table(tree) and isinstance(tree.get("model_type"), str)
 
 
-def family_of(architectures: object) -> str | None:
-    """Return the `model_type` of a file by the names of its classes, or None.
+def family_of(tree: Tree) -> str | None:
+    """Return the family by which a file is read: its `model_type`, or that of the class that it names.
 
-    >>> family_of(["Qwen2ForCausalLM"])
-    'qwen2'
+    >>> family_of({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]})
+    'deepseek_v3'
     """
-    named = _listed(architectures)
+    if tree.get("model_type") in FAMILIES:
+        return tree["model_type"]
+    named = _listed(tree.get("architectures"))
     return next((name for name, family in FAMILIES.items() if family.architecture in named), None)
 
 
@@ -70,12 +72,12 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     >>> run["model"]["embed_dim"], run["batch"]["sequence_length"]
     (64, 512)
     """
-    family = FAMILIES.get(tree["model_type"])
     if reads_text_alone(tree):
         shared = {key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}
         return run_of_huggingface({**shared, **tree["text_config"]}, where)
-    if family is None:
+    if (name := family_of(tree)) is None:
         raise _not_known(tree, where)
+    family, tree = FAMILIES[name], {**tree, "model_type": name}
     _check_heads(tree, where)
     given = _given(tree, family)
     unread = set(given) - BESIDE
@@ -83,7 +85,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     for ours, theirs in family.keys.items():
         unread.discard(theirs)
         if theirs in given:
-            model[ours] = given[theirs]
+            model[ours] = _of_all_layers(given[theirs])
     _check_sizes(tree, model, family, where)
     try:
         for read in READERS:
@@ -114,11 +116,18 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     }
 
 
+def _of_all_layers(value: Any) -> Any:
+    """Return the value of a list that has one for each layer, if all are alike (Hunyuan's `moe_topk`)."""
+    if not isinstance(value, list):
+        return value
+    several = cast("list[Any]", value)
+    return several[0] if several and all(each == several[0] for each in several) else several
+
+
 def reads_text_alone(tree: Tree) -> bool:
     """Return whether a file is of a model that reads more than text, whose text part has a known family."""
     inner = tree.get("text_config")
-    known = is_table(inner) and inner.get("model_type") in FAMILIES
-    return known and tree.get("model_type") not in FAMILIES
+    return is_table(inner) and family_of(inner) is not None and family_of(tree) is None
 
 
 def _given(tree: Tree, family: Family) -> dict[str, Any]:
@@ -228,18 +237,21 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     known = {**ACTIVATIONS, **family.activations}
     theirs_of = {ours: theirs for named in (known, ACTIVATIONS) for theirs, ours in reversed(named.items())}
     tree[family.activation] = theirs_of.get(model.activation)
+    tree |= {theirs: 1 / getattr(model, ours) for ours, theirs in family.inverses.items()}
     if family.unpadded:
         tree["pad_token_id"] = None  # their own is beyond a small vocabulary
     tree |= {key: values[0] for key, values in family.only.items() if values}
     tree |= _routing_json(model, family)
     if model.window is not None:
-        kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
-        layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
+        layers = [GLOBAL if kind.window is None else LOCAL for kind in model.kinds]
         tree |= {"sliding_window": model.window}
         tree |= {"layer_types": layers} if family.windows == BY_LAYER else {}
         tree |= {"use_sliding_window": True} if "use_sliding_window" in family.defaults else {}
-    elif family.windows == ALL:
+    elif "sliding_window" in family.defaults or family.windows == ALL:
         tree["sliding_window"] = None
+        tree |= {"layer_types": [GLOBAL] * model.num_layers} if family.windows == BY_LAYER else {}
+    if family.unturned == BY_LAYER:
+        tree["no_rope_layers"] = [int(kind.has_positions) for kind in model.kinds]
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, **rotary_json(model)}
     return tree
@@ -254,6 +266,9 @@ def _routing_json(model: TransformerModel, family: Family) -> dict[str, Any]:
     if "dense_mlp_dim" in family.keys:
         tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
         tree |= family.ungrouped if model.router_groups is None else family.grouped
+    if family.dense_by_layer:
+        kinds = ["dense"] * model.num_dense_layers
+        tree["mlp_layer_types"] = kinds + ["sparse"] * (model.num_layers - len(kinds))
     for theirs, (ours, _, value_if_true) in family.switches.items():
         tree[theirs] = getattr(model, ours) == value_if_true
     return tree
@@ -265,10 +280,10 @@ def _architecture(model: TransformerModel) -> dict[str, Any]:
 
 
 def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read the activation, and the keys whose values are true or false."""
+    """Read the activation, the keys whose values are true or false, and those that divide."""
     family = FAMILIES[given["model_type"]]
     key = family.activation
-    unread -= {key, *family.ignored, *family.switches}
+    unread -= {key, *family.ignored, *family.switches, *family.inverses.values()}
     named = given.get(key, family.defaults[key])
     known = {**ACTIVATIONS, **family.activations}
     if named not in known:
@@ -276,6 +291,8 @@ def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str
     model["activation"] = known[named]
     for theirs, (ours, *values) in family.switches.items():
         model[ours] = values[bool(given[theirs])]
+    for ours, theirs in family.inverses.items():
+        model[ours] = 1 / given[theirs]
 
 
 def _kv_heads(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -289,6 +306,7 @@ def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> 
 
 MOST_LAYERS = 10_000  # whose kinds are listed
 ALL, BY_LAYER = "all", "by layer"  # which layers of a family may have a sliding window
+GLOBAL_ALONE = "global"  # layers without positions: those that see all
 
 
 _OF_WINDOWS = {
@@ -324,12 +342,34 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         model["global_every"] = size
 
 
+def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read which layers have no positions: those that a file lists, or those that see all positions."""
+    unturned, num_layers = FAMILIES[given["model_type"]].unturned, model["num_layers"]
+    if unturned == GLOBAL_ALONE and model.get("global_every"):
+        model["no_rope_every"] = model["global_every"]
+    if unturned != BY_LAYER:
+        return
+    unread -= {"no_rope_layers", "no_rope_layer_interval"}
+    every = given.get("no_rope_layer_interval", 0)
+    turned = given.get("no_rope_layers") or [int((n + 1) % every != 0) for n in range(num_layers)]
+    if 0 not in turned:
+        return
+    every = turned.index(0) + 1
+    if turned[:num_layers] != [int((n + 1) % every != 0) for n in range(num_layers)]:
+        raise not_understood(where, {"no_rope_layers": turned})
+    model["no_rope_every"] = every
+
+
 def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
     """Return the kind of each layer of a file that does not list them.
 
-    The last of each `sliding_window_pattern` layers sees all (Gemma), or the first `max_window_layers` do.
+    The last of each `sliding_window_pattern` layers sees all (Gemma), or those with a G in it (EXAONE), or
+    the first `max_window_layers` do.
     """
     pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
+    if isinstance(pattern, str):
+        named = [{"L": LOCAL, "G": GLOBAL}.get(letter, letter) for letter in pattern]
+        return [named[layer % len(named)] for layer in range(num_layers)]
     if pattern is not None:
         return [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
     first = given.get("max_window_layers", 0)
@@ -350,7 +390,18 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
 
 
 def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Drop keys of the router that have no effect with the given values."""
+    """Read which layers have experts, and drop keys of the router without effect with the given values."""
+    num_layers = model["num_layers"]
+    if "moe_layer_end_index" in given:
+        unread.discard("moe_layer_end_index")
+        if given["moe_layer_end_index"] not in (-1, num_layers - 1):
+            raise not_understood(where, {"moe_layer_end_index": given["moe_layer_end_index"]})
+    if FAMILIES[given["model_type"]].dense_by_layer:
+        unread.discard("mlp_layer_types")
+        kinds = given.get("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
+        model["num_dense_layers"] = first = kinds.count("dense")
+        if kinds != ["dense"] * first + ["sparse"] * (num_layers - first):
+            raise not_understood(where, {"mlp_layer_types": kinds})
     groups = model.get("router_groups"), model.get("router_groups_chosen")
     if given.get("topk_method") == "greedy" or groups == (1, 1):
         model.pop("router_groups", None)
@@ -392,5 +443,5 @@ def cached_config(name: str) -> Path | None:
 
 
 READERS: tuple[Callable[..., None], ...] = (
-    _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _expert_mlp
+    *(_activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _unturned, _expert_mlp),
 )  # fmt: skip

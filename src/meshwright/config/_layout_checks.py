@@ -80,7 +80,7 @@ def padded_layers(config: RunConfig, num_stages: int) -> int:
     >>> padded_layers(load_config("llama3-405b"), 16)  # of 126
     128
     """
-    group = len(config.model.windows) if isinstance(config.model, TransformerModel) else 1
+    group = len(config.model.period) if isinstance(config.model, TransformerModel) else 1
     unit = num_stages * group
     return -(-_num_layers(config) // unit) * unit
 
@@ -122,7 +122,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         *_sum_problems(config, layout),
         *_batch_problems(config, layout),
     ]
-    dims = {dim: sizes for dim, sizes in dims.items() if dim != "kv_heads" or not _repeated(sizes, layout)}
+    dims = {**dims, "kv_heads": _not_repeated(dims.get("kv_heads", {}), layout)}
     problems += _table_problems(config, layout, dims.pop("vocab", {}), dims.get("embed", {}))
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         # What `expert` splits together with `fsdp` is looked at with `fsdp`.
@@ -188,13 +188,22 @@ def on_nearest_layout(config: RunConfig, num_devices: int) -> RunConfig | None:
     It has the axes of the run's own layout, without those of size 1. The axis of size -1, else the outermost
     one, takes what the others leave. The distance is the sum of the others' changes by factors of two. Of
     equally near ones the later axes keep their sizes. If the layers of the stages have no chunks of the run's
-    number, they have one.
+    number, they have one. Where no layout of these axes is legal, replicas along `data` are tried beside
+    `fsdp`: a width of 2880 divides over 64 devices, and not over 128.
 
     >>> from meshwright.config import load_config
     >>> on_nearest_layout(load_config("llama3-405b"), 8).layout
     'tensor=8'
     """
     own = Layout.parse(config.layout)
+    found = _nearest(config, own, num_devices)
+    if found is None and "fsdp" in own.names and "data" not in own.names:
+        return _nearest(config, Layout(axes=(("data", 1), *own.axes)), num_devices)
+    return found
+
+
+def _nearest(config: RunConfig, own: Layout, num_devices: int) -> RunConfig | None:
+    """Return the run on the legal layout of `num_devices` with the axes of `own` that is nearest to it."""
     rest = own.names[own.sizes.index(-1) if -1 in own.sizes else 0]
     others = [(name, size) for name, size in own.axes if name != rest]
     found: list[tuple[float, tuple[float, ...], Layout]] = []
@@ -230,9 +239,9 @@ def _axes_of_width(config: RunConfig, layout: Layout) -> tuple[str, ...]:
     return (*(axis for axis in more if axis != "fsdp" and layout.size(axis) > 1), "fsdp")
 
 
-def _repeated(kv_heads: Mapping[str, int], layout: Layout) -> bool:
-    """Return whether each key-value head serves several whole devices along `tensor`."""
-    return all(layout.size("tensor") % size == 0 for size in kv_heads.values())
+def _not_repeated(kv_heads: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Return the sizes of which each key-value head does not serve several whole devices along `tensor`."""
+    return {path: size for path, size in kv_heads.items() if layout.size("tensor") % size}
 
 
 def _table_problems(
@@ -297,9 +306,14 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
                 f"= {size} is less than stage = {stages}",
                 f"use stage={size}" + " or less" * (size > 1),
             )
-    group = len(model.windows)
+    group = len(model.period)
     groups = padded_layers(config, stages) // stages // group
-    if groups % chunks:
+    repeats = model.num_stacked_layers // group
+    if model.layer_pattern and stages <= repeats and repeats % stages:
+        # Layers of one kind are padded; of several kinds, each array would have padding of its own.
+        what = f"has {group} layers and repeats {repeats} times, over which stage = {stages} does not divide"
+        yield "model.layer_pattern", what, f"use stage={or_list(near_divisors(repeats, stages))}"
+    elif groups % chunks:
         held = f"{groups} groups of {group} layers" if group > 1 else f"{groups} layers"
         what = f"= {chunks} does not divide the {held} of each of stage = {stages}"
         yield "pipeline_chunks", what, f"use pipeline_chunks = {or_list(near_divisors(groups, chunks))}"
@@ -321,7 +335,7 @@ def _group_problems(config: RunConfig, num_layers: int, stages: int) -> Iterator
     model = config.model
     assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
     size = model.group_size(config.remat)
-    if size > len(model.windows) and (num_layers % size or model.num_stacked_layers % size):
+    if size > len(model.period) and (num_layers % size or model.num_stacked_layers % size):
         what = (
             f"= {config.remat!r} has groups of {size} blocks, and of the {model.num_stacked_layers} layers "
         )
@@ -338,9 +352,24 @@ def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]
     for path, size in sizes.items():
         if size % ways:
             hint = f"use {names}={or_list(near_divisors(math.gcd(*sizes.values()), ways))}"
+            hint = _hint_of_replicas(axes, layout, sizes) or hint
             if "." in path:
                 hint += f", or {path} = {or_list(near_multiples(ways, size))}"
             yield path, f"= {size} does not divide over {names} = {ways}", hint
+
+
+def _hint_of_replicas(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]) -> str:
+    """Return how replicas of smaller groups take the devices of `fsdp`; "" if none do."""
+    fsdp, width = layout.size("fsdp"), math.gcd(*sizes.values())
+    others = math.prod(layout.size(axis) for axis in axes) // fsdp
+    if "fsdp" not in axes or "data" in axes:
+        return ""
+    best = max(
+        (each for each in range(1, fsdp) if fsdp % each == 0 and width % (others * each) == 0), default=1
+    )
+    if best == 1:
+        return ""
+    return f"use data={layout.size('data') * fsdp // best},fsdp={best} in place of fsdp={fsdp}"
 
 
 def _block_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

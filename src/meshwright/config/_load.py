@@ -108,7 +108,7 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
 
 
 def text_reading(text: str) -> str:
-    """Return that only the text part of a model is read, if it reads images or sound too; else "".
+    """Return that a file is read as another's: as its text part, or as the family of its class; else "".
 
     Args:
         text: as for `load_config`. What cannot be read is an error there.
@@ -116,7 +116,7 @@ def text_reading(text: str) -> str:
     path = Path(text)
     if "/" not in text and not os.path.exists(text):  # False for a name that no file can have
         return ""
-    from ._huggingface_config import cached_config, is_huggingface, reads_text_alone
+    from ._huggingface_config import cached_config, family_of, is_huggingface, reads_text_alone
 
     try:
         if not path.exists() and (cached := cached_config(text)) is not None:
@@ -124,10 +124,15 @@ def text_reading(text: str) -> str:
         tree = read_json(path / _RUN_FILE if path.is_dir() else path) if path.exists() else None
     except (OSError, ValueError):
         return ""
-    if not is_table(tree) or not is_huggingface(tree) or not reads_text_alone(tree):
+    if not is_table(tree) or not is_huggingface(tree):
         return ""
-    kind: str = tree["text_config"]["model_type"]
-    return f"{text}: a {tree['model_type']} reads more than text; its text part, a {kind}, is taken"
+    own = tree["model_type"]
+    if reads_text_alone(tree):
+        kind = tree["text_config"].get("model_type") or family_of(tree["text_config"])
+        return f"{text}: a {own} reads more than text; its text part, a {kind}, is taken"
+    if (family := family_of(tree)) in (own, None):
+        return ""
+    return f"{text}: model_type {own[:100]!r} is read as {family}, whose class its architectures name"
 
 
 def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -342,7 +347,7 @@ def _foreign_hint(tree: object) -> str:
     if "architectures" in foreign or "hidden_size" in foreign or "model_type" in foreign:
         from ._huggingface_config import family_of
 
-        family = family_of(foreign.get("architectures"))
+        family = family_of(foreign)
         hint = f'if it is of a Hugging Face model, add its "model_type": "{family or "..."}"; or {hint}'
     return f"{hint}, with {', '.join(known)}" if known else hint
 

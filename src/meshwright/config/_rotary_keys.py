@@ -19,7 +19,7 @@ from ._transformer import TransformerModel
 Tree = Mapping[str, Any]
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"  # kinds of layers
-LENGTH = "original_max_position_embeddings"
+LENGTH, GROWTH = "original_max_position_embeddings", "llama_4_scaling_beta"
 STRETCHING = {
     "llama3": {
         "factor": "rope_factor",
@@ -67,7 +67,7 @@ def shortened(value: object) -> str:
 
 def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read the base of the rotary wavelengths and how they are stretched, into `model`."""
-    unread -= _KEYS
+    unread -= {*_KEYS, FAMILIES[given["model_type"]].turned_width}
     if model["position"] != "rotary":
         return
     family = FAMILIES[given["model_type"]]
@@ -77,10 +77,17 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     _read_share(given, scaling, model, where)
+    if family.rope_growth:
+        model["position_growth"] = float(scaling.pop(GROWTH, 0))
+        scaling.pop("max_position_embeddings", None)  # the file's own limit once more
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
     kind = family.rope_types.get(kind, kind)
     if kind == "default" and not scaling:
+        return
+    if family.rope_alpha and kind == "dynamic" and (alpha := scaling.get("alpha")):
+        width = _head_width(model)  # the other keys have no effect then
+        model["rope_theta"] *= float(alpha) ** (width / (width - 2))
         return
     shown = {name: {"rope_type": kind, **scaling}}
     if kind not in STRETCHING:
@@ -113,12 +120,14 @@ def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], whe
     """Read the share of each head that positions turn: an even number, in the families that have one."""
     key, family = "partial_rotary_factor", FAMILIES[given["model_type"]]
     beside = None if "rotary_share" in family.keys else given.get(key)
+    width = _head_width(model)
+    if family.turned_width is not None and family.turned_width in given:
+        beside = given[family.turned_width] / width if beside is None else beside
     share = scaling.pop(key, model.get("rotary_share", beside))
     if share is None:
         return
     if not family.partly_turned and share != 1:
         raise not_understood(where, {key: share})
-    width = model.get("head_dim") or model.get("embed_dim", 0) // (model.get("num_heads") or 1)
     turned = int(width * share)
     if share != 1 and (turned < 2 or turned % 2):
         raise InputError(
@@ -126,6 +135,11 @@ def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], whe
             hint=f"use a {key} that gives an even number",
         )
     model["rotary_share"] = share
+
+
+def _head_width(model: Tree) -> int:
+    """Return the width of a head of a model that is being read."""
+    return model.get("head_dim") or model.get("embed_dim", 0) // (model.get("num_heads") or 1)
 
 
 def _stretched(kind: str, scaling: Tree, given: Tree) -> dict[str, Any] | None:
@@ -177,6 +191,8 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
             rope.pop("truncate", None)
         if model.rope_magnitude:  # DeepSeek's, which needs both
             rope |= {"mscale": model.rope_magnitude, "mscale_all_dim": model.rope_magnitude}
+        if model.position_growth:
+            rope[GROWTH] = model.position_growth
         if model.rope_original_positions is not None:
             beside = {LENGTH: model.rope_original_positions}  # where Phi-3 looks first
     if model.rotary_share != 1:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._model_kind import ModelKind, ModelSizes
+from ._layer_kinds import FIRST_LAYERS, LAYERS, LayerKind, Stretch, kind_of, stretches_of, words_of
+from ._model_kind import ModelSizes
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -28,12 +29,13 @@ from ._section import (
     or_list,
     raise_problems,
 )
+from ._state_keys import StateKeys
 from ._transformer_checks import transformer_problems
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(ModelKind):
+class TransformerModel(StateKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -48,6 +50,12 @@ class TransformerModel(ModelKind):
     """Blocks of attention and MLP.
     Effect: parameters, FLOPs and saved activations grow in proportion. Where `stage` does not divide it, the
     stages are padded. Unit: layers"""
+    layer_pattern: str = ""
+    """Parts of each layer, in words for one layer after the other; the words repeat up to `num_layers`.
+    A word is a mixer (`attention`, `local`: attention with `window`, `nope`: attention without positions,
+    `delta`, `mamba`), an MLP (`mlp`, `experts`), or both as in "delta+experts"; *3 repeats a word.
+    Effect: each layer has the parameters and FLOPs of its own parts; stages hold whole patterns.
+    Default: attention and an MLP, or experts, in each"""
     embed_dim: Positive
     """Width of the residual stream.
     Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
@@ -78,8 +86,8 @@ class TransformerModel(ModelKind):
     norm_epsilon: PositiveFloat = 1e-5
     """Number added to the mean square under the norm's root.
     Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed. Unit: none"""
-    position: Literal["rotary", "learned"] = "rotary"
-    """Rotary positions, or a learned table that is added.
+    position: Literal["rotary", "learned", "none"] = "rotary"
+    """Rotary positions, a learned table that is added, or none beside the order that attention sees.
     Rotary ones turn queries and keys by angles.
     Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`."""
     max_positions: OptionalPositive = None
@@ -115,6 +123,10 @@ class TransformerModel(ModelKind):
     rope_rounded: bool = True
     """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
     Effect: nothing that is weighed."""
+    position_growth: NotNegativeFloat = 0.0
+    """Growth of queries with their position, as in Ministral 3.
+    They are multiplied by 1 + this x ln(1 + the whole part of position / `rope_original_positions`).
+    Effect: nothing that is weighed but one product per number. Unit: none"""
     rope_interleaved: bool = False
     """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
     Effect: nothing that is weighed."""
@@ -131,9 +143,11 @@ class TransformerModel(ModelKind):
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
     Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
-    activation: Literal["silu", "gelu", "gelu-erf", "gelu-quick", "relu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu-erf", "gelu-quick", "relu", "relu2", "xielu"] = "silu"
     """Activation of the MLP.
-    `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x).
+    `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one, `gelu-quick` x sigmoid(1.702 x),
+    `relu2` the square of `relu`; `xielu` has two learned numbers per layer ([Huang and Schlag
+    2024](https://arxiv.org/abs/2411.13010)).
     Effect: elementwise arithmetic."""
     gate_limit: OptionalPositiveFloat = None
     """Largest gate of a gated MLP, and largest magnitude of what it multiplies, to which 1 is added.
@@ -144,6 +158,9 @@ class TransformerModel(ModelKind):
     1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs
     ([Smith et al. 2022](https://arxiv.org/abs/2201.11990) use it for all weights).
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
+    norm_bias: bool = False
+    """Biases on LayerNorms alone, as Nemotron and StableLM have them; not with `bias`.
+    Effect: a vector of `embed_dim` parameters per norm."""
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
     Effect: a few vectors of parameters per layer."""
@@ -160,6 +177,21 @@ class TransformerModel(ModelKind):
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
     Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    attention_gate: bool = False
+    """Multiply attention's output by the sigmoid of a linear map of its input, as Qwen3-Next does.
+    Effect: as many parameters more per layer of attention as queries have."""
+    qk_norm_turned: bool = False
+    """Norm queries and keys after positions have turned them, as Hunyuan does; with `qk_norm`.
+    Effect: nothing that is weighed."""
+    embedding_scale: PositiveFloat = 1.0
+    """Multiplies embeddings, as in Granite.
+    Effect: nothing that is weighed but one product per number. Unit: none"""
+    residual_scale: PositiveFloat = 1.0
+    """Multiplies what attention and MLP add to the residual stream, as in Granite.
+    Effect: nothing that is weighed but one product per number. Unit: none"""
+    logit_scale: PositiveFloat = 1.0
+    """Multiplies the logits, as in Cohere's models; Granite's `logits_scaling` is one over it.
+    Effect: nothing that is weighed, since the last norm's scale takes it. Unit: none"""
     scaled_embedding: bool = False
     """Multiply embeddings by the root of `embed_dim`, as Gemma does.
     Effect: nothing that is weighed but one product per number."""
@@ -169,6 +201,9 @@ class TransformerModel(ModelKind):
     parallel: bool = False
     """Add attention and MLP to the same input, as GPT-NeoX does, instead of one after the other.
     Effect: both products can overlap; the parameters stay."""
+    one_norm: bool = False
+    """Give attention and MLP of a `parallel` block the same norm, as Cohere's models do.
+    Effect: a norm fewer per layer."""
     rotary_share: Share = 1.0
     """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
     Effect: nothing that is weighed. Unit: share"""
@@ -179,6 +214,9 @@ class TransformerModel(ModelKind):
     global_every: OptionalPositive = None
     """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
     Effect: that of `window`, on the other layers alone; stages hold whole groups. Unit: layers"""
+    no_rope_every: OptionalPositive = None
+    """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
+    Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
     rope_local_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
     Effect: nothing that is weighed. Unit: none
@@ -203,6 +241,10 @@ class TransformerModel(ModelKind):
     """Number by whose root the scores of attention are divided, as Gemma 2 sets it.
     Effect: nothing that is weighed. Unit: numbers
     Default: `head_dim`"""
+    score_scale: OptionalPositiveFloat = None
+    """Multiplies the scores of attention, in place of one over the root of `score_dim` (Granite).
+    Effect: nothing that is weighed. Unit: none
+    Default: 1 / sqrt(`score_dim`)"""
     score_cap: OptionalPositiveFloat = None
     """Largest magnitude of attention's scores s, which become cap x tanh(s / cap) (Gemma 2).
     Effect: attention runs in plain blocks, since the fused kernel has none. Unit: none"""
@@ -231,6 +273,12 @@ class TransformerModel(ModelKind):
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
+    shared_mlp_dim: OptionalPositive = None
+    """Hidden width of one MLP that every token meets beside its experts, in place of `num_shared_experts`.
+    Effect: that of `mlp_dim`, for this MLP. Unit: numbers"""
+    shared_gate: bool = False
+    """Multiply the output of shared experts by the sigmoid of a product of the token with a vector.
+    Effect: `embed_dim` parameters per layer (Qwen2-MoE, Qwen3-Next)."""
     num_dense_layers: NotNegative = 0
     """First layers that have one MLP of `dense_mlp_dim` for all tokens in place of experts (DeepSeek).
     Effect: fewer parameters; every stage runs them, for its share of the microbatches. Unit: layers"""
@@ -278,35 +326,39 @@ class TransformerModel(ModelKind):
 
         With V vocabulary, E embed, L layers, H heads and K key-value heads of size D, M hidden of the
         MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
-        (2 E for a LayerNorm with bias):
-            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
+        (2 E for a LayerNorm with bias), of which a block has 1 to 4:
+            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP (+ 2 of an xIELU))
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
-                                                    or (H + K) D for one of all)
+                                                    or (H + K) D for one of all; + E H D for a gate)
             MLP       = G E M                      (+ (G - 1) M + E biases)
         With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; biases of experts
-        X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. The first layers without experts have
-        their own M. With a latent of width R, one of Q for queries (or none, Q = E and
-        no norm of it), T rotary numbers of a head and values of width U:
+        X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. Shared experts may have their own M,
+        and a gate of E. The first layers without experts have their own M. With a latent of width R, one of
+        Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
+        A layer has the parts that `layer_pattern` names, with a norm (n) for each.
         """
-        norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
-        block = 2 * norm + (self.latent_rank or 0) + (self.query_rank or 0)
-        block += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
+        norm = self.embed_dim * (2 if self.has_norm_biases else 1)
+        attention = (self.latent_rank or 0) + (self.query_rank or 0)
+        attention += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
         if self.bias or self.qkv_bias:
-            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+            attention += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.bias:
-            block += self.embed_dim + (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
+            attention += self.embed_dim + self.attention_gate * self.num_heads * self.head_dim
         if self.qk_norm != "none":
             heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
-            block += sum(heads) * self.head_dim
-        if self.norm_place == "both":
-            block += 2 * norm
+            attention += sum(heads) * self.head_dim
+        mlp = ((self._num_mlp_matrices - 1) * self.plain_mlp_dim + self.embed_dim) * self.bias
+        mlp += 2 if self.activation == "xielu" else 0
+        parts = sum((kind.mixer is not None) + (kind.mlp is not None) for kind in self.kinds)
+        parts = self.num_layers if self.one_norm else parts
+        norms = parts * norm * (2 if self.norm_place == "both" else 1)
+        vectors = self.num_attention_layers * attention + self.count(mlp="mlp") * mlp + norms
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
-        experts = (
-            self.num_expert_layers * (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
-        )
-        return tables * self.embed_dim + norm + self.num_layers * block + matrices + experts
+        biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        vectors += self.num_expert_layers * biases
+        return tables * self.embed_dim + norm + vectors + matrices
 
     @property
     def num_active_parameters(self) -> int:
@@ -342,14 +394,19 @@ class TransformerModel(ModelKind):
                     f"model.{name}": size
                     for name in ("latent_rank", "query_rank")
                     if (size := getattr(self, name)) is not None
-                },
+                }
+                | self.state_sizes("latent"),
                 "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
                 "embed": {"model.embed_dim": width},
-                "heads": {"model.num_heads": self.num_heads},
-                "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
+                "heads": {"model.num_heads": self.num_heads, **self.state_sizes("heads")},
+                "kv_heads": {"model.num_kv_heads": self.num_kv_heads, **self.state_sizes("kv_heads")},
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
-                    **({} if self.dense_mlp_dim is None else {"model.dense_mlp_dim": self.dense_mlp_dim}),
+                    **{
+                        f"model.{name}": size
+                        for name in ("dense_mlp_dim", "shared_mlp_dim")
+                        if (size := getattr(self, name)) is not None
+                    },
                 },
                 "vocab": {"model.vocab_size": self.vocab_size},
             },
@@ -360,20 +417,64 @@ class TransformerModel(ModelKind):
         )
 
     @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Return the stretches of layers, each of which has stacked parameters of its own."""
+        if self.layer_pattern:
+            kinds = tuple(kind_of(word, self.window) for word in words_of(self.layer_pattern))
+            return stretches_of(kinds, self.num_layers)
+        mlp, first = "mlp" if self.num_experts is None else "experts", self.num_dense_layers
+        every, turned = self.global_every or 1, self.no_rope_every or 1
+        period = tuple(
+            LayerKind(
+                "attention",
+                mlp,
+                window=None if self.global_every and number % every == 0 else self.window,
+                has_positions=not (self.no_rope_every and number % turned == 0),
+            )
+            for number in range(1, math.lcm(every, turned) + 1)
+        )
+        layers = Stretch(LAYERS, period, self.num_layers - first, first)
+        dense = (LayerKind("attention", "mlp", self.window),)
+        return (Stretch(FIRST_LAYERS, dense, first, 0), layers) if first else (layers,)
+
+    @property
+    def kinds(self) -> Iterator[LayerKind]:
+        """Return the kind of each layer."""
+        return (kind for stretch in self.stretches for kind in stretch.kinds)
+
+    @property
+    def period(self) -> tuple[LayerKind, ...]:
+        """Return the kinds of the layers that stages share; groups of layers repeat them."""
+        return self.stretches[-1].period
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """Return the window of each layer of a group; groups of layers repeat. None sees all positions."""
-        if self.global_every is None:
-            return (self.window,)
-        return (*(self.window,) * (self.global_every - 1), None)
+        """Return the window of each layer of the period; None sees all positions, or is no attention."""
+        return tuple(kind.window for kind in self.period)
+
+    def count(self, *, mixer: str | None = None, mlp: str | None = None) -> int:
+        """Return the number of layers with this mixer, or with this MLP.
+
+        >>> from ._load import load_config
+        >>> load_config("mixtral-8x7b").model.count(mlp="experts")
+        32
+        """
+        return sum(stretch.count(mixer=mixer, mlp=mlp) for stretch in self.stretches)
 
     def group_size(self, remat: str) -> int:
-        """Return the number of layers after which their windows, and their policies under `remat`, repeat."""
-        return math.lcm(len(self.windows), len(block_policies(remat)))
+        """Return the number of layers after which their kinds, and their policies under `remat`, repeat."""
+        return math.lcm(len(self.period), len(block_policies(remat)))
+
+    @property
+    def num_first_layers(self) -> int:
+        """Number of layers without experts before those that stages share."""
+        return self.num_layers - self.num_stacked_layers
 
     @property
     def num_stacked_layers(self) -> int:
-        """Number of layers that are alike: all but the first `num_dense_layers`."""
-        return self.num_layers - self.num_dense_layers
+        """Number of layers that stages share: all but first ones without experts."""
+        layers = self.stretches[-1]
+        return layers.num_layers if layers.name == LAYERS else self.num_layers
 
     @property
     def _stacked_layers(self) -> str:
@@ -383,29 +484,39 @@ class TransformerModel(ModelKind):
     @property
     def num_expert_layers(self) -> int:
         """Number of layers with experts."""
-        return 0 if self.num_experts is None else self.num_stacked_layers
+        return self.count(mlp="experts")
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return self.count(mixer="attention")
 
     @property
     def _unlike(self) -> dict[str, int]:
         """Return in words the most stages of layers that are not alike; nothing if all are alike."""
-        size = len(self.windows)
+        size = len(self.period)
+        if self.stretches[-1].name != LAYERS:
+            return {"the most stages for a model.layer_pattern that does not repeat as a whole": 1}
         if size == 1:
             return {}
-        whole = self.num_layers // size if self.num_layers % size == 0 else 1
-        return {f"the most stages for whole groups of model.global_every = {size} layers": whole}
+        whole = self.num_stacked_layers // size if self.num_stacked_layers % size == 0 else 1
+        named = [name for name in ("global_every", "no_rope_every") if getattr(self, name) == size]
+        named += ["layer_pattern"] if self.layer_pattern else []
+        which = f"model.{named[0]} = {size} layers" if named else f"{size} layers"
+        return {f"the most stages for whole groups of {which}": whole}
 
     def seen_positions(self, length: int) -> float:
         """Return the positions that a token of a sequence sees on average over tokens and layers.
 
-        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S).
+        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S); none in a layer without
+        attention.
 
         >>> from ._load import load_config
         >>> load_config("llama3-8b").model.seen_positions(8192)
         4096.0
         """
-        seen = [min(window or length, length) for window in self.windows]
-        each = [seen[layer % len(seen)] for layer in range(self.num_layers)]
-        return sum(window - window**2 / (2 * length) for window in each) / self.num_layers
+        seen = [min(kind.window or length, length) for kind in self.kinds if kind.mixer == "attention"]
+        return sum(window - window**2 / (2 * length) for window in seen) / self.num_layers
 
     def unrolls(
         self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
@@ -424,7 +535,7 @@ class TransformerModel(ModelKind):
         # saves its input alone has little to copy; experts compile slowly, each by itself.
         one_gpu = platform == "cuda" and num_devices == 1
         worth = one_gpu and "full" not in block_policies(remat) and self.num_experts is None
-        return worth and num_layers <= MOST_BY_ITSELF and len(self.windows) == 1
+        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == 1
 
     @property
     def has_fp8_products(self) -> bool:
@@ -447,6 +558,22 @@ class TransformerModel(ModelKind):
         return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
 
     @property
+    def has_norm_biases(self) -> bool:
+        """Whether norms of the residual stream have biases."""
+        return self.norm == "layer" and (self.bias or self.norm_bias)
+
+    @property
+    def shared_dim(self) -> int:
+        """Hidden width of the shared experts of a layer together; 0 if there are none."""
+        return self.shared_mlp_dim or self.num_shared_experts * self.mlp_dim
+
+    @property
+    def num_shared_parameters(self) -> int:
+        """Number of weights of the shared experts of a layer, and of their gate."""
+        gate = self.embed_dim if self.shared_gate else 0
+        return self._num_mlp_matrices * self.embed_dim * self.shared_dim + gate
+
+    @property
     def _num_expert_biases(self) -> int:
         """Number of biases of one expert: (G - 1) M + E."""
         return ((self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim) * self.expert_bias
@@ -456,7 +583,8 @@ class TransformerModel(ModelKind):
         """Number of weights of one layer's attention."""
         width, heads = self.embed_dim, self.num_heads
         if self.latent_rank is None:
-            return 2 * width * (heads + self.num_kv_heads) * self.head_dim
+            gate = width * heads * self.head_dim * self.attention_gate
+            return 2 * width * (heads + self.num_kv_heads) * self.head_dim + gate
         rank, turned, value = self.latent_rank, self.rotary_dim or 0, self.value_dim or self.head_dim
         query = width * heads * self.head_dim
         if self.query_rank is not None:
@@ -465,17 +593,24 @@ class TransformerModel(ModelKind):
         return query + keys_and_values + heads * value * width
 
     @property
+    def plain_mlp_dim(self) -> int:
+        """Hidden width of an MLP in a layer without experts."""
+        return self.mlp_dim if self.num_experts is None else self.dense_mlp_dim or 0
+
+    @property
+    def num_first_parameters(self) -> int:
+        """Number of weights of the MLPs in layers without experts."""
+        return self.count(mlp="mlp") * self._num_mlp_matrices * self.embed_dim * self.plain_mlp_dim
+
+    @property
     def num_dense_parameters(self) -> int:
         """Number of weights of the MLPs that every token meets, in all layers; with shared experts."""
-        dense = self._num_mlp_matrices * self.embed_dim * (self.dense_mlp_dim or 0) * self.num_dense_layers
-        if self.num_experts is None:
-            return self.num_layers * self.num_mlp_parameters
-        return dense + self.num_expert_layers * self.num_shared_experts * self.num_mlp_parameters
+        return self.num_first_parameters + self.num_expert_layers * self.num_shared_parameters
 
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
         each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
-        attention = self.num_layers * self.num_attention_parameters
+        attention = self.num_attention_layers * self.num_attention_parameters
         return attention + self.num_dense_parameters + self.num_expert_layers * each
 
     @field_validator("head_dim", mode="before")

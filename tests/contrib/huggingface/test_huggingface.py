@@ -66,6 +66,7 @@ YARN = {
     "original_max_position_embeddings": 16,
 }
 YARN_ALONE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 EACH_STRETCHED = {
     "rope_type": "longrope",
     "rope_theta": 500.0,
@@ -107,12 +108,27 @@ ROUTED = {
     "use_qk_norm": True,
     "attention_bias": True,
 }
+DOTS = {key: value for key, value in ROUTED.items() if key not in ("use_qk_norm", "attention_bias")}
 IN_GROUPS = {"n_group": 4, "topk_group": 2}
 FAR_AND_NEAR = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
 EXPERTS = {"num_experts_per_tok": 2}
+ERNIE = {
+    **{"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "num_hidden_layers": 3},
+    **{"moe_num_shared_experts": 2, "tie_word_embeddings": False},
+}
+MULTIPLIED = {
+    **{"embedding_multiplier": 3, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+    "logits_scaling": 6.0,
+}
+GRANITE = {**GROUPED, **MULTIPLIED}
+HUNYUAN = {
+    **{**GROUPED, **IDS, "head_dim": 16},
+    "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 500.0},
+}
+IN_FOURS = {"num_hidden_layers": 6, "sliding_window": 9}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT_OSS = {
     **GROUPED,
@@ -174,6 +190,42 @@ CASES = {
     ),
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "ernie with experts": ("Ernie4_5_MoeConfig", {**GROUPED, **IDS, **ERNIE}),
+    "ministral3": ("Ministral3Config", {**GROUPED, **IDS, "head_dim": 16, "rope_parameters": GROWING}),
+    "smollm3": ("SmolLM3Config", {**GROUPED, **IDS, "num_hidden_layers": 5, "no_rope_layer_interval": 2}),
+    "apertus": ("ApertusConfig", {**GROUPED, **IDS, "rope_parameters": STRETCHED}),
+    "granite": ("GraniteConfig", GRANITE),
+    "granite with experts": ("GraniteMoeConfig", {**GRANITE, **EXPERTS, "num_local_experts": 4}),
+    "granite with shared experts": (
+        "GraniteMoeSharedConfig",
+        {**GRANITE, **EXPERTS, "num_local_experts": 4, "shared_intermediate_size": 40},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2Config",
+        {**GROUPED, **IDS, **EXPERTS, "head_dim": 16, "num_local_experts": 4, "rotary_dim": 8},
+    ),
+    "hunyuan": ("HunYuanDenseV1Config", HUNYUAN),
+    "hunyuan with experts": ("HunYuanMoEV1Config", {**HUNYUAN, "num_experts": 4, "moe_topk": [2, 2]}),
+    "exaone4": ("Exaone4Config", {**GROUPED, **IDS, **IN_FOURS}),
+    "exaone4, without windows": (
+        "Exaone4Config",
+        {**GROUPED, **IDS, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "cohere": ("CohereConfig", {**GROUPED, **IDS}),
+    "cohere2": ("Cohere2Config", {**GROUPED, **IDS, **IN_FOURS, "logit_scale": 0.25}),
+    "arcee": ("ArceeConfig", {**GROUPED, **IDS}),
+    "nemotron": ("NemotronConfig", {**GROUPED, **IDS}),
+    "stablelm": ("StableLmConfig", {**GROUPED, **IDS, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm, parallel": ("StableLmConfig", {**GROUPED, **IDS, "use_parallel_residual": True}),
+    "qwen2 with experts": (
+        "Qwen2MoeConfig",
+        {
+            **{**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24},
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "dots1": ("Dots1Config", {**GROUPED, **DOTS, **IN_GROUPS}),
+    "glm4 lite": ("Glm4MoeLiteConfig", {**DEEPSEEK, **IDS}),
     "gpt-oss": ("GptOssConfig", {**GPT_OSS, "rope_parameters": UNROUNDED}),
     "gpt-oss, an odd number of layers": ("GptOssConfig", {**GPT_OSS, "num_hidden_layers": 3}),
     "gpt2": ("GPT2Config", {**GPT2, **IDS}),
@@ -246,7 +298,8 @@ def tokens():
 
 def test_parameters_are_as_many_as_transformers_counts(theirs, ours):
     model, *_ = ours
-    assert model.config.num_parameters == sum(each.numel() for each in theirs[0].parameters())
+    trained = [each for each in theirs[0].parameters() if each.requires_grad]
+    assert model.config.num_parameters == sum(each.numel() for each in trained)
 
 
 def test_every_array_of_the_file_is_read_and_written_as_it_was(theirs, ours):
@@ -285,7 +338,8 @@ def test_logits_loss_and_gradients_agree(theirs, ours, tokens, context):
         tuple(key.key for key in path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(gradients)[0]
     }
-    theirs_flat = {name: each.grad for name, each in theirs_model.named_parameters()}
+    named = theirs_model.named_parameters()
+    theirs_flat = {name: each.grad for name, each in named if each.requires_grad}
     total = np.sqrt(sum(float((leaf**2).sum()) for leaf in flat.values()))
     theirs_total = np.sqrt(sum(float((grad**2).sum()) for grad in theirs_flat.values()))
     assert total == pytest.approx(theirs_total, rel=1e-4)
@@ -347,6 +401,32 @@ def test_what_is_exported_is_what_transformers_loads(theirs, ours, tokens, tmp_p
     with torch.no_grad():
         ours, wanted = loaded(given).logits, theirs[0](given).logits
     assert float((ours - wanted).abs().max()) < 1e-4 * max(1.0, float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_run_begins_with_the_text_part_of_a_model_that_sees(prefix, tmp_path, mesh):
+    """Both prefixes are those of releases of transformers, which writes one of them here."""
+    torch.manual_seed(0)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14, "vision_use_head": False}
+    config = transformers.Gemma3Config(
+        text_config={**GEMMA3, "model_type": "gemma3_text"},
+        vision_config={**vision, "model_type": "siglip_vision_model"},
+        **{"mm_tokens_per_image": 1, "image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92},
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    arrays = safetensors.load_file(tmp_path / "model.safetensors")
+    written = next(name for name in arrays if name.endswith("embed_tokens.weight"))
+    before = written.removesuffix("embed_tokens.weight")
+    renamed = {name.replace(before, prefix): array for name, array in arrays.items()}
+    safetensors.save_file(renamed, tmp_path / "model.safetensors")
+    run = load_config(str(tmp_path), {"batch.sequences": 4})
+    begun = FirstWeights(tmp_path, run).parameters(build_step(run, mesh()).state["parameters"])
+    text = model.model.language_model
+    np.testing.assert_array_equal(begun["embedding"], text.embed_tokens.weight.detach().numpy())
+    down = text.layers[2].mlp.down_proj.weight.detach().numpy()
+    np.testing.assert_array_equal(np.asarray(begun["layers"]["mlp"]["down"][2]), down.T)
 
 
 def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path, mesh):

@@ -120,7 +120,9 @@ def route(
     _, num_choices = _sizes(config)
     by_sigmoid = config.router == "sigmoid"
     liking = jax.nn.sigmoid(logits) if by_sigmoid else logits  # softmax has the order of the logits
-    liking = jax.lax.stop_gradient(liking if bias is None else liking + bias[None])
+    if bias is not None:
+        liking = (liking if by_sigmoid else jax.nn.softmax(logits, axis=-1)) + bias[None]
+    liking = jax.lax.stop_gradient(liking)
     if config.router_groups is not None and config.router_groups_chosen is not None:
         liking = _within_groups(liking, config.router_groups, config.router_groups_chosen, by_sigmoid)
     stacked = _largest(liking, num_choices)

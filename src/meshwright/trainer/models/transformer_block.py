@@ -1,4 +1,4 @@
-"""Define a block of the Transformer: attention and MLP, each after a norm, and what they save.
+"""Define a block of the Transformer: a mixer and an MLP, or one of them, and what they save.
 
 Between blocks, `tensor` shards the residual by position; inside a block, it shards heads and hidden units.
 What a block saves for the backward pass is named here and chosen in `rematerialisation`.
@@ -17,21 +17,24 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
-from meshwright.config import TransformerModel
+from meshwright.config import LayerKind, TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
-from .activations import hidden_units
+from .activations import LEARNED, hidden_units, xielu_parameters
 from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
 from .norms import normalised
-from .products import ADAPTER, product
+from .products import ADAPTER, num_inputs_of, product
 from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
-from .rotary import rotated, score_factor, turns_of
+from .rotary import grown, rotated, score_factor, turns_of
 
-PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
+PRODUCTS = (
+    *("query_down", "query", "key_down", "key", "value", "output_gate", "key_rotary"),
+    *("output", "up", "gate", "down"),
+)
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
 """All but the last product of attention and of the MLP."""
@@ -42,133 +45,161 @@ NAMES = {
     ("attention", "query"): "query",
     ("attention", "key"): "key",
     ("attention", "value"): "value",
+    ("attention", "output_gate"): "query",
     ("attention", "output"): "out",
     ("mlp", "up"): "mlp_up",
     ("mlp", "gate"): "mlp_gate",
     ("mlp", "down"): "mlp_out",
 }
+NAMES |= {("shared", name): NAMES["mlp", name] for name in ("up", "gate", "down")}
 """The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
 
 
 class Block:
     """One kind of layer of a Transformer: what it declares, and what it computes."""
 
-    def __init__(self, config: TransformerModel, has_experts: bool) -> None:
-        self.config = config
-        self.declared = self._parameters(has_experts)
+    def __init__(self, config: TransformerModel, kind: LayerKind) -> None:
+        self.config, self.kind = config, kind
+        self.declared = self._parameters()
         self._dims = {
             (group, name): parameter.dims
             for group, parameters in self.declared.items()
             for name, parameter in parameters.items()
         }
-        present = [name for name in PRODUCTS if {("attention", name), ("mlp", name)} & self._dims.keys()]
-        self._second = frozenset(present[1::2])
+        named = {name for group, name in self._dims if group in ("attention", "mlp", "shared")}
+        self._second = frozenset([name for name in PRODUCTS if name in named][1::2])
 
-    def _parameters(self, has_experts: bool) -> dict[str, dict[str, Parameter]]:
+    def _parameters(self) -> dict[str, dict[str, Parameter]]:
+        c, kind = self.config, self.kind
+        groups = [group for group in (kind.mixer, kind.mlp and "mlp") if group is not None]
+        normed = groups[:1] if c.one_norm else groups
+        names = [f"{group}_{place}" for group in normed for place in _norm_names(c)]
+        declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
+        if kind.mixer == "attention":
+            declared["attention"] = self._attention_parameters()
+        if kind.mlp == "mlp":
+            declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
+            declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
+        if kind.mlp == "experts":
+            from .experts import expert_parameters
+
+            declared["experts"] = expert_parameters(c)
+            if c.shared_dim:
+                declared["shared"] = self._mlp_parameters(c.shared_dim)
+            if c.shared_gate:
+                gate = Parameter(shape=(c.embed_dim, 1), dims=("embed", "one"), fan_in=c.embed_dim)
+                declared["shared"]["shared_gate"] = gate
+        return declared
+
+    def _attention_parameters(self) -> dict[str, Parameter]:
         c = self.config
-        width = c.mlp_dim if c.num_experts is None else c.dense_mlp_dim or 0
-        width = c.num_shared_experts * c.mlp_dim if has_experts else width
         sizes = {
             "embed": c.embed_dim,
             "heads": c.num_heads,
             "kv_heads": c.num_kv_heads,
             "head_dim": c.head_dim,
-            "mlp": width,
         }
         matrices = {
-            ("attention", "query"): ("embed", "heads", "head_dim"),
-            ("attention", "key"): ("embed", "kv_heads", "head_dim"),
-            ("attention", "value"): ("embed", "kv_heads", "head_dim"),
-            ("attention", "output"): ("heads", "head_dim", "embed"),
+            "query": ("embed", "heads", "head_dim"),
+            "key": ("embed", "kv_heads", "head_dim"),
+            "value": ("embed", "kv_heads", "head_dim"),
+            "output": ("heads", "head_dim", "embed"),
         }
-        if c.latent_rank is not None:
-            matrices = {}
-        if width:
-            matrices |= {("mlp", "up"): ("embed", "mlp"), ("mlp", "down"): ("mlp", "embed")}
-            matrices |= {("mlp", "gate"): ("embed", "mlp")} if c.mlp == "gated" else {}
-        norm = norm_parameters(c)
-        names = [f"{group}_{place}" for group in ("attention", "mlp") for place in _norm_names(c)]
-        declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm)
-        if has_experts:
-            from .experts import expert_parameters
-
-            declared["experts"] = expert_parameters(c)
+        if c.attention_gate:
+            matrices["output_gate"] = matrices["query"]
+        declared: dict[str, Parameter] = {}
         if c.latent_rank is not None:
             from .latent_attention import latent_parameters
 
-            declared["attention"] = latent_parameters(c)
-        for (group, name), dims in matrices.items():
-            shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
-            parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
-            declared.setdefault(group, {})[name] = parameter
-            if c.bias or (c.output_bias if name == "output" else c.qkv_bias and group == "attention"):
-                bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
-                declared[group][f"{name}_bias"] = bias
+            declared, matrices = latent_parameters(c), {}
+        with_bias = {"query", "key", "value"} if c.qkv_bias else set[str]()
+        with_bias = set(matrices) if c.bias else with_bias | {"output"} if c.output_bias else with_bias
+        declared |= _products(matrices, sizes, with_bias)
         for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
             dims = ("head_dim",) if c.qk_norm == "head" else (heads, "head_dim")
             shape = tuple(sizes[dim] for dim in dims)
-            declared["attention"][f"{name}_norm"] = Parameter(
-                shape=shape, dims=dims, initial="ones", wide=True
-            )
+            declared[f"{name}_norm"] = Parameter(shape=shape, dims=dims, initial="ones", wide=True)
         if c.attention_sinks:
             sinks = Parameter(shape=(c.num_heads,), dims=("heads",), initial="zeros", wide=True)
-            declared["attention"]["sinks"] = sinks
+            declared["sinks"] = sinks
         return declared
 
+    def _mlp_parameters(self, width: int) -> dict[str, Parameter]:
+        c = self.config
+        sizes = {"embed": c.embed_dim, "mlp": width}
+        matrices = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}
+        matrices |= {"gate": ("embed", "mlp")} if c.mlp == "gated" else {}
+        return _products(matrices, sizes, set(matrices) if c.bias else set())
+
     def apply(
-        self,
-        x: Array,
-        layer: Tree,
-        index: Array,
-        context: Context,
-        documents: Documents | None,
-        window: int | None,
+        self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
     ) -> tuple[Array, Balance | None]:
         """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts."""
-        c = self.config
-        with jax.named_scope("attention_block"):
-            h, layer = self._input_of("attention", x, layer, context)
-            query, key, value = self._projections(h, layer, context, documents, window is not None)
-            if (factor := score_factor(c)) != 1:
-                query = query * jnp.asarray(factor, query.dtype)
-            sinks = (
-                context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
-            )
-            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap), sinks)
-            y = self._multiplied(out, layer, "attention", "output", context)
-            y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
-            out = self._placed(y, out, layer, "attention", "output", context)
-            out = self._normed_after(out, layer, "attention_out_norm", context)
-            entered, x = x, context.pin(x + dropped_out(out, c, context, 2 * index), *RESIDUAL)
-            x = checkpoint_name(x, AFTER_ATTENTION)
-        with jax.named_scope("mlp_block"):
-            h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
-            if "experts" not in layer:
-                out, balance = self._mlp(h, layer, context), None
-            else:
-                from .experts import expert_mlp
+        c, entered, balance = self.config, x, None
+        if self.kind.mixer == "attention":
+            with jax.named_scope("attention_block"):
+                out, layer = self._attention(x, layer, context, documents)
+                out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
+                x = context.pin(x + out, *RESIDUAL)
+                x = checkpoint_name(x, AFTER_ATTENTION)
+        if self.kind.mlp is not None:
+            with jax.named_scope("mlp_block"):
+                h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
+                out, balance = self._mlps(h, layer, context)
+                out = self._normed_after(out, layer, "mlp_out_norm", context)
+                out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
+                x = context.pin(x + out, *RESIDUAL)
+        return x, balance
 
-                split = context.pin(h, *RESIDUAL)
-                out, balance = expert_mlp(split, layer["experts"], c, context)
-                if c.num_shared_experts:
-                    out = out + self._mlp(h, layer, context)
-            out = self._normed_after(out, layer, "mlp_out_norm", context)
-            return context.pin(x + dropped_out(out, c, context, 2 * index + 1), *RESIDUAL), balance
+    def _attention(
+        self, x: Array, layer: Tree, context: Context, documents: Documents | None
+    ) -> tuple[Array, Tree]:
+        """Return what attention adds to the residual `x`, and the layer to use after it."""
+        c, shape = self.config, Shape(self.kind.window, self.config.score_cap)
+        h, layer = self._input_of("attention", x, layer, context)
+        query, key, value = self._projections(h, layer, context, documents)
+        if (factor := score_factor(c)) != 1:
+            query = query * jnp.asarray(factor, query.dtype)
+        sinks = context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+        out = causal_attention(query, key, value, context, documents, shape, sinks)
+        if c.attention_gate:
+            out = out * jax.nn.sigmoid(self._project(h, layer, "attention", "output_gate", context))
+        y = self._multiplied(out, layer, "attention", "output", context)
+        for group in ("mlp", "shared"):
+            y, layer = delay_weight_grads(y, layer, group, ("down",), context)
+        out = self._placed(y, out, layer, "attention", "output", context)
+        return self._normed_after(out, layer, "attention_out_norm", context), layer
+
+    def _mlps(self, h: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
+        """Return the output of the block's MLP, or of its experts with their `Balance`."""
+        c = self.config
+        if self.kind.mlp == "mlp":
+            return self._mlp(h, layer, "mlp", context), None
+        from .experts import expert_mlp
+
+        split = context.pin(h, *RESIDUAL)
+        out, balance = expert_mlp(split, layer["experts"], c, context)
+        if c.shared_dim:
+            out = out + self._shared(h, split, layer, context)
+        return out, balance
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
-        if f"{group}_norm" not in layer:
+        name = "attention_norm" if self.config.one_norm else f"{group}_norm"
+        if name not in layer:
             return x, layer
-        split = normed(x, layer[f"{group}_norm"], self.config, context, splits=True)
-        split, layer = delay_weight_grads(split, layer, group, FROM_INPUT, context)
+        split = normed(x, layer[name], self.config, context, splits=True)
+        for each in (group, "shared") if group == "mlp" else (group,):
+            split, layer = delay_weight_grads(split, layer, each, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
     def _projections(
-        self, h: Array, layer: Tree, context: Context, documents: Documents | None, is_local: bool
+        self, h: Array, layer: Tree, context: Context, documents: Documents | None
     ) -> tuple[Array, Array, Array]:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
-        places = None if c.rope_theta is None else places_of(h.shape[1], context, documents)
+        is_turned = c.rope_theta is not None and self.kind.has_positions
+        places = places_of(h.shape[1], context, documents) if is_turned else None
 
         def project(x: Array, name: str) -> Array:
             return self._project(x, layer, "attention", name, context)
@@ -178,21 +209,41 @@ class Block:
 
             return latent_projections(h, layer["attention"], project, places, c, context)
         query, key, value = (project(h, name) for name in ("query", "key", "value"))
-        if c.qk_norm != "none":
-            query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
-        if c.rope_theta is not None:
-            turns = turns_of(c, sequence_length(h.shape[1], context.mesh), is_local)
-            query, key = (rotated(t, turns, places) for t in (query, key))
+
+        def head_normed(query: Array, key: Array) -> tuple[Array, Array]:
+            named = (query, "query"), (key, "key")
+            query, key = (self._head_norm(t, layer, name, context) for t, name in named)
+            return query, key
+
+        if c.qk_norm != "none" and not c.qk_norm_turned:
+            query, key = head_normed(query, key)
+        if is_turned:
+            angles = turns_of(c, sequence_length(h.shape[1], context.mesh), self.kind.window is not None)
+            query, key = (rotated(t, angles, places) for t in (query, key))
+        if c.qk_norm_turned:
+            query, key = head_normed(query, key)
+        if c.position_growth:
+            query = grown(query, c, places)
         return query, key, value
 
-    def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
-        """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
-        up = self._project(h, layer, "mlp", "up", context)
+    def _shared(self, h: Array, split: Array, layer: Tree, context: Context) -> Array:
+        """Apply the shared experts to `h`; `split` is the same, sharded as a residual, for their gate."""
+        out = self._mlp(h, layer, "shared", context)
+        if not self.config.shared_gate:
+            return out
+        with jax.named_scope("shared_gate"):
+            gate = context.gather(layer["shared"]["shared_gate"], *self._dims["shared", "shared_gate"])
+            return out * jax.nn.sigmoid(product(split, gate, 1))
+
+    def _mlp(self, h: Array, layer: Tree, group: str, context: Context) -> Array:
+        """Apply an MLP that every token passes through: the block's only one, or that of shared experts."""
+        up = self._project(h, layer, group, "up", context)
         is_gated = self.config.mlp == "gated"
-        gate = self._project(h, layer, "mlp", "gate", context) if is_gated else None
-        up = hidden_units(up, gate, self.config)
+        gate = self._project(h, layer, group, "gate", context) if is_gated else None
+        learned = [context.gather(layer[group][n], "one", wide=True) for n in LEARNED if n in layer[group]]
+        up = hidden_units(up, gate, self.config, tuple(for_each_token(each, up) for each in learned))
         up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
-        return self._project(up, layer, "mlp", "down", context)
+        return self._project(up, layer, group, "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """Compute x . W (+ b), sharded by its dims."""
@@ -228,7 +279,8 @@ class Block:
             if f"{name}_bias" in layer[group]:
                 y = y + for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
-            is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
+            normed_after = f"{'mlp' if group == 'shared' else group}_out_norm" in layer
+            is_read = outputs != ("embed",) or normed_after
             named = SECOND_PRODUCT if name in self._second else PRODUCT
             y = checkpoint_name(y, NAMES[group, name])
             return checkpoint_name(y, named) if is_read else y
@@ -259,20 +311,48 @@ class Block:
         return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 
 
+def _products(
+    matrices: dict[str, tuple[str, ...]], sizes: dict[str, int], with_bias: set[str]
+) -> dict[str, Parameter]:
+    """Declare matrices by name, from their dims and the sizes of those, with biases after some of them."""
+    declared: dict[str, Parameter] = {}
+    for name, dims in matrices.items():
+        shape, num_inputs = tuple(sizes[dim] for dim in dims), num_inputs_of(name)
+        declared[name] = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
+        if name in with_bias:
+            bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
+            declared[f"{name}_bias"] = bias
+    return declared
+
+
 def norm_parameters(config: TransformerModel) -> dict[str, Parameter]:
     """Declare a norm of the residual stream: a scale, and a bias if LayerNorms have one."""
     scale = Parameter(shape=(config.embed_dim,), dims=("embed",), initial="ones", wide=True)
-    has_bias = config.norm == "layer" and config.bias
-    return {"scale": scale, "bias": replace(scale, initial="zeros")} if has_bias else {"scale": scale}
+    if not config.has_norm_biases:
+        return {"scale": scale}
+    return {"scale": scale, "bias": replace(scale, initial="zeros")}
 
 
-def normed(x: Array, group: Tree, config: TransformerModel, context: Context, splits: bool = False) -> Array:
-    """Apply RMSNorm or LayerNorm in float32, sharded by position.
+def scaled(x: Array, factor: float) -> Array:
+    """Multiply `x`; a factor of 1 adds no operation."""
+    return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
+
+
+def normed(
+    x: Array,
+    group: Tree,
+    config: TransformerModel,
+    context: Context,
+    splits: bool = False,
+    factor: float = 1.0,
+) -> Array:
+    """Apply RMSNorm or LayerNorm in float32, sharded by position, and multiply the result by `factor`.
 
     The result is gathered for the matmuls; with `splits` it stays sharded as a residual.
     """
-    scale = context.gather(group["scale"], "embed", wide=True)
+    scale = scaled(context.gather(group["scale"], "embed", wide=True), factor)
     bias = context.gather(group["bias"], "embed", wide=True) if "bias" in group else None
+    bias = bias if bias is None else scaled(bias, factor)
     y = normalised(x, scale, bias, config.norm == "layer", config.norm_epsilon, context.dtype)
     normed = context.pin(y, *RESIDUAL)  # in the compute format: float32 would cross `tensor`
     return normed if splits else context.pin(normed, "batch", "sequence", "embed")
