@@ -292,7 +292,7 @@ def _summed(
         name=name,
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         ledger=ledger,
-        messages=merged(message for message, _ in fullest.watch.messages),
+        messages=merged(message for message, _, _ in fullest.watch.messages),
         ranks=tuple(
             _rank_count(rank, step, each, memory)
             for rank, step, each, memory in zip(ranks, steps, kept, memories, strict=False)
