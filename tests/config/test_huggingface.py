@@ -175,11 +175,12 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_in_the_file(changes, word
 @pytest.mark.parametrize(
     ("tree", "hint"),
     [
-        ({"model_type": "opt"}, "meshwright weigh model.py:build"),
         (
-            {"model_type": "llava", "text_config": {"model_type": "opt"}},
-            "meshwright weigh model.py:build",
+            {"model_type": "opt"},
+            "weigh the module that transformers makes of the file: meshwright weigh FOLDER",
         ),
+        ({"model_type": "llava", "text_config": {"model_type": "opt"}}, "--as torch"),
+        ({"model_type": "lama"}, "did you mean 'llama'? Or weigh the module"),
         ({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64}, 'add its "model_type": "qwen2"'),
     ],
 )
