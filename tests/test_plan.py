@@ -440,6 +440,17 @@ def test_where_the_bounds_leave_nothing_it_does_not_blame_the_budget(name, on, w
 
 
 @pytest.mark.wide
+def test_where_nothing_else_fits_the_layers_wait_in_the_hosts_memory(forked_workers):
+    search = ["remat=full", "microbatch=1", "zero1=false"]
+    made = mw.plan("gpt2-124m", on="1xH100 reserve 78950MiB", budget_seconds=20, search=search)
+    assert made.winner is not None
+    assert made.winner.overrides["offload"] in ("state", "all")
+    assert all(each.fits is False for each in made.candidates if each.overrides["offload"] == "both")
+    assert "parameters wait in the hosts' memory, for nothing else" in " ".join(str(made).split())
+    assert 'offload = "' in made.to_toml()
+
+
+@pytest.mark.wide
 def test_where_nothing_fits_it_names_a_larger_fleet_that_was_compiled_and_fits(forked_workers):
     fleet = Fleet.parse("1xH100")
     small = dataclasses.replace(fleet, chip=dataclasses.replace(fleet.chip, memory_bytes=2_050_000_000))
