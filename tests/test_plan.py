@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import re
+import time
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -340,6 +343,24 @@ def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, 
         assert made.winner is candidate
         assert made.best.step_seconds == candidate.step_seconds.expected < looped.step_seconds.expected
         assert made.best.config.layer_loop == "unroll"
+
+
+def test_the_program_without_its_loop_takes_no_more_time_than_is_left(monkeypatch, forked_workers):
+    """Forty-eight layers of experts took a minute more than the budget, which candidates may."""
+    limits = []
+
+    def until(is_over):
+        limits.append(is_over)
+        return nullcontext()
+
+    monkeypatch.setattr("meshwright.api._plan_runner.compiling_until", until)
+    deep = {"model.num_layers": 4, "model.window": 16, "model.global_every": 2, "layer_loop": "unroll"}
+    mw.plan("bytes-nano", on="1xH100", overrides=deep, budget_seconds=60, search="rest")
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 61)
+    _, of_unrolled = limits
+    assert not of_unrolled()
+    monkeypatch.setattr("meshwright.api._plan_runner.time", late)
+    assert of_unrolled()
 
 
 @pytest.fixture(scope="module")

@@ -293,7 +293,7 @@ def _looped_experts(executions: Executions, platform: str) -> Iterator[Finding]:
             "loop multiplies one tile of rows after another, where a kernel would multiply all at once",
             source_line="",
             fix=f"use a width of {' or '.join(str(size) for size in near if size)} on each device "
-            "(model.mlp_dim, and the devices of `tensor`), or set model.capacity_factor, whose buffers need none",
+            "(model.mlp_dim, and the devices of `tensor`), or model.capacity_factor, whose buffers need none",
         )
 
 
