@@ -63,10 +63,11 @@ def test_the_vectors_of_a_block_by_hand():
 
 def test_layers_without_positions_make_groups():
     model = load_config("bytes-nano", ["model.num_layers=12", "model.no_rope_every=4"]).model
-    assert (model.windows, model.turns) == ((None,) * 4, (True, True, True, False))
+    assert model.windows == (None,) * 4
+    assert [kind.has_positions for kind in model.period] == [True, True, True, False]
     changes = ["model.num_layers=12", "model.no_rope_every=4", "model.window=8", "model.global_every=6"]
     both = load_config("bytes-nano", changes).model
-    assert [layer for layer, turned in enumerate(both.turns, 1) if not turned] == [4, 8, 12]
+    assert [layer for layer, kind in enumerate(both.kinds, 1) if not kind.has_positions] == [4, 8, 12]
     assert [layer for layer, window in enumerate(both.windows, 1) if window is None] == [6, 12]
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
     from ._huggingface_config import reads_text_alone as reads_text_alone
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
+    from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
+    from ._layer_kinds import LayerKind as LayerKind
+    from ._layer_kinds import Stretch as Stretch
+    from ._layer_kinds import holds_layers as holds_layers
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES

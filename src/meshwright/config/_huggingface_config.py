@@ -243,8 +243,7 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     tree |= {key: values[0] for key, values in family.only.items() if values}
     tree |= _routing_json(model, family)
     if model.window is not None:
-        kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
-        layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
+        layers = [GLOBAL if kind.window is None else LOCAL for kind in model.kinds]
         tree |= {"sliding_window": model.window}
         tree |= {"layer_types": layers} if family.windows == BY_LAYER else {}
         tree |= {"use_sliding_window": True} if "use_sliding_window" in family.defaults else {}
@@ -252,7 +251,7 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
         tree["sliding_window"] = None
         tree |= {"layer_types": [GLOBAL] * model.num_layers} if family.windows == BY_LAYER else {}
     if family.unturned == BY_LAYER:
-        tree["no_rope_layers"] = [int(model.turns[n % len(model.turns)]) for n in range(model.num_layers)]
+        tree["no_rope_layers"] = [int(kind.has_positions) for kind in model.kinds]
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, **rotary_json(model)}
     return tree

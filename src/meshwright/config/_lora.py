@@ -74,8 +74,9 @@ class LoraConfig(Section):
     def num_parameters(self, model: TransformerModel) -> int:
         """Return the number of parameters of all adapters: L x rank x (inputs + outputs) of each product."""
         sizes = adapter_sizes(model)
-        each = sum(sum(sizes[name]) for _, name in self.products(model))
-        return model.num_layers * (self.rank or 0) * each
+        counts = {"attention": model.num_attention_layers, "mlp": model.count(mlp="mlp")}
+        each = sum(counts[group] * sum(sizes[name]) for group, name in self.products(model))
+        return (self.rank or 0) * each
 
     @model_validator(mode="after")
     def _targets_are_known(self) -> LoraConfig:

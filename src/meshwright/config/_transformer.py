@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from ._layer_kinds import FIRST_LAYERS, LAYERS, LayerKind, Stretch, kind_of, stretches_of, words_of
 from ._model_kind import ModelKind, ModelSizes
 from ._section import (
     LARGEST,
@@ -48,6 +49,12 @@ class TransformerModel(ModelKind):
     """Blocks of attention and MLP.
     Effect: parameters, FLOPs and saved activations grow in proportion. Where `stage` does not divide it, the
     stages are padded. Unit: layers"""
+    layer_pattern: str = ""
+    """Parts of each layer, in words for one layer after the other; the words repeat up to `num_layers`.
+    A word is a mixer (`attention`, `local`: attention with `window`, `nope`: attention without positions,
+    `delta`, `mamba`), an MLP (`mlp`, `experts`), or both as in "delta+experts"; *3 repeats a word.
+    Effect: each layer has the parameters and FLOPs of its own parts; stages hold whole patterns.
+    Default: attention and an MLP, or experts, in each"""
     embed_dim: Positive
     """Width of the residual stream.
     Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
@@ -78,8 +85,8 @@ class TransformerModel(ModelKind):
     norm_epsilon: PositiveFloat = 1e-5
     """Number added to the mean square under the norm's root.
     Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed. Unit: none"""
-    position: Literal["rotary", "learned"] = "rotary"
-    """Rotary positions, or a learned table that is added.
+    position: Literal["rotary", "learned", "none"] = "rotary"
+    """Rotary positions, a learned table that is added, or none beside the order that attention sees.
     Rotary ones turn queries and keys by angles.
     Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`."""
     max_positions: OptionalPositive = None
@@ -165,6 +172,9 @@ class TransformerModel(ModelKind):
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
     Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    attention_gate: bool = False
+    """Multiply attention's output by the sigmoid of a linear map of its input, as Qwen3-Next does.
+    Effect: as many parameters more per layer of attention as queries have."""
     qk_norm_turned: bool = False
     """Norm queries and keys after positions have turned them, as Hunyuan does; with `qk_norm`.
     Effect: nothing that is weighed."""
@@ -314,32 +324,36 @@ class TransformerModel(ModelKind):
         (2 E for a LayerNorm with bias), of which a block has 1 to 4:
             V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP (+ 2 of an xIELU))
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
-                                                    or (H + K) D for one of all)
+                                                    or (H + K) D for one of all; + E H D for a gate)
             MLP       = G E M                      (+ (G - 1) M + E biases)
         With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; biases of experts
         X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. Shared experts may have their own M,
         and a gate of E. The first layers without experts have their own M. With a latent of width R, one of
         Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
+        A layer has the parts that `layer_pattern` names, with a norm (n) for each.
         """
         norm = self.embed_dim * (2 if self.has_norm_biases else 1)
-        num_norms = (1 if self.one_norm else 2) * (2 if self.norm_place == "both" else 1)
-        block = num_norms * norm + (self.latent_rank or 0) + (self.query_rank or 0)
-        block += 2 if self.activation == "xielu" else 0
-        block += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
+        attention = (self.latent_rank or 0) + (self.query_rank or 0)
+        attention += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
         if self.bias or self.qkv_bias:
-            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+            attention += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.bias:
-            block += self.embed_dim + (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
+            attention += self.embed_dim + self.attention_gate * self.num_heads * self.head_dim
         if self.qk_norm != "none":
             heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
-            block += sum(heads) * self.head_dim
+            attention += sum(heads) * self.head_dim
+        mlp = ((self._num_mlp_matrices - 1) * self.plain_mlp_dim + self.embed_dim) * self.bias
+        mlp += 2 if self.activation == "xielu" else 0
+        parts = sum((kind.mixer is not None) + (kind.mlp is not None) for kind in self.kinds)
+        parts = self.num_layers if self.one_norm else parts
+        norms = parts * norm * (2 if self.norm_place == "both" else 1)
+        vectors = self.num_attention_layers * attention + self.count(mlp="mlp") * mlp + norms
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
-        experts = (
-            self.num_expert_layers * (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
-        )
-        return tables * self.embed_dim + norm + self.num_layers * block + matrices + experts
+        biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        vectors += self.num_expert_layers * biases
+        return tables * self.embed_dim + norm + vectors + matrices
 
     @property
     def num_active_parameters(self) -> int:
@@ -397,30 +411,64 @@ class TransformerModel(ModelKind):
         )
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Return the window of each layer of a group. None sees all positions.
-
-        Groups repeat: after as many layers both windows and `turns` are what they were.
-        """
-        every = self.global_every
-        group = (self.window,) if every is None else (*(self.window,) * (every - 1), None)
-        return group * (math.lcm(len(group), self.no_rope_every or 1) // len(group))
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Return the stretches of layers, each of which has stacked parameters of its own."""
+        if self.layer_pattern:
+            kinds = tuple(kind_of(word, self.window) for word in words_of(self.layer_pattern))
+            return stretches_of(kinds, self.num_layers)
+        mlp, first = "mlp" if self.num_experts is None else "experts", self.num_dense_layers
+        every, turned = self.global_every or 1, self.no_rope_every or 1
+        period = tuple(
+            LayerKind(
+                "attention",
+                mlp,
+                window=None if self.global_every and number % every == 0 else self.window,
+                has_positions=not (self.no_rope_every and number % turned == 0),
+            )
+            for number in range(1, math.lcm(every, turned) + 1)
+        )
+        layers = Stretch(LAYERS, period, self.num_layers - first, first)
+        dense = (LayerKind("attention", "mlp", self.window),)
+        return (Stretch(FIRST_LAYERS, dense, first, 0), layers) if first else (layers,)
 
     @property
-    def turns(self) -> tuple[bool, ...]:
-        """Return whether positions turn the queries and keys of each layer of a group."""
-        has_positions = self.position == "rotary"
-        every = self.no_rope_every or len(self.windows) + 1
-        return tuple(has_positions and layer % every != 0 for layer in range(1, len(self.windows) + 1))
+    def kinds(self) -> Iterator[LayerKind]:
+        """Return the kind of each layer."""
+        return (kind for stretch in self.stretches for kind in stretch.kinds)
+
+    @property
+    def period(self) -> tuple[LayerKind, ...]:
+        """Return the kinds of the layers that stages share; groups of layers repeat them."""
+        return self.stretches[-1].period
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the window of each layer of the period; None sees all positions, or is no attention."""
+        return tuple(kind.window for kind in self.period)
+
+    def count(self, *, mixer: str | None = None, mlp: str | None = None) -> int:
+        """Return the number of layers with this mixer, or with this MLP.
+
+        >>> from ._load import load_config
+        >>> load_config("mixtral-8x7b").model.count(mlp="experts")
+        32
+        """
+        return sum(stretch.count(mixer=mixer, mlp=mlp) for stretch in self.stretches)
 
     def group_size(self, remat: str) -> int:
-        """Return the number of layers after which their windows, and their policies under `remat`, repeat."""
-        return math.lcm(len(self.windows), len(block_policies(remat)))
+        """Return the number of layers after which their kinds, and their policies under `remat`, repeat."""
+        return math.lcm(len(self.period), len(block_policies(remat)))
+
+    @property
+    def num_first_layers(self) -> int:
+        """Number of layers without experts before those that stages share."""
+        return self.num_layers - self.num_stacked_layers
 
     @property
     def num_stacked_layers(self) -> int:
-        """Number of layers that are alike: all but the first `num_dense_layers`."""
-        return self.num_layers - self.num_dense_layers
+        """Number of layers that stages share: all but first ones without experts."""
+        layers = self.stretches[-1]
+        return layers.num_layers if layers.name == LAYERS else self.num_layers
 
     @property
     def _stacked_layers(self) -> str:
@@ -430,31 +478,39 @@ class TransformerModel(ModelKind):
     @property
     def num_expert_layers(self) -> int:
         """Number of layers with experts."""
-        return 0 if self.num_experts is None else self.num_stacked_layers
+        return self.count(mlp="experts")
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return self.count(mixer="attention")
 
     @property
     def _unlike(self) -> dict[str, int]:
         """Return in words the most stages of layers that are not alike; nothing if all are alike."""
-        size = len(self.windows)
+        size = len(self.period)
+        if self.stretches[-1].name != LAYERS:
+            return {"the most stages for a model.layer_pattern that does not repeat as a whole": 1}
         if size == 1:
             return {}
-        whole = self.num_layers // size if self.num_layers % size == 0 else 1
+        whole = self.num_stacked_layers // size if self.num_stacked_layers % size == 0 else 1
         named = [name for name in ("global_every", "no_rope_every") if getattr(self, name) == size]
+        named += ["layer_pattern"] if self.layer_pattern else []
         which = f"model.{named[0]} = {size} layers" if named else f"{size} layers"
         return {f"the most stages for whole groups of {which}": whole}
 
     def seen_positions(self, length: int) -> float:
         """Return the positions that a token of a sequence sees on average over tokens and layers.
 
-        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S).
+        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S); none in a layer without
+        attention.
 
         >>> from ._load import load_config
         >>> load_config("llama3-8b").model.seen_positions(8192)
         4096.0
         """
-        seen = [min(window or length, length) for window in self.windows]
-        each = [seen[layer % len(seen)] for layer in range(self.num_layers)]
-        return sum(window - window**2 / (2 * length) for window in each) / self.num_layers
+        seen = [min(kind.window or length, length) for kind in self.kinds if kind.mixer == "attention"]
+        return sum(window - window**2 / (2 * length) for window in seen) / self.num_layers
 
     def unrolls(
         self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
@@ -473,7 +529,7 @@ class TransformerModel(ModelKind):
         # saves its input alone has little to copy; experts compile slowly, each by itself.
         one_gpu = platform == "cuda" and num_devices == 1
         worth = one_gpu and "full" not in block_policies(remat) and self.num_experts is None
-        return worth and num_layers <= MOST_BY_ITSELF and len(self.windows) == 1
+        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == 1
 
     @property
     def has_fp8_products(self) -> bool:
@@ -521,7 +577,8 @@ class TransformerModel(ModelKind):
         """Number of weights of one layer's attention."""
         width, heads = self.embed_dim, self.num_heads
         if self.latent_rank is None:
-            return 2 * width * (heads + self.num_kv_heads) * self.head_dim
+            gate = width * heads * self.head_dim * self.attention_gate
+            return 2 * width * (heads + self.num_kv_heads) * self.head_dim + gate
         rank, turned, value = self.latent_rank, self.rotary_dim or 0, self.value_dim or self.head_dim
         query = width * heads * self.head_dim
         if self.query_rank is not None:
@@ -530,17 +587,24 @@ class TransformerModel(ModelKind):
         return query + keys_and_values + heads * value * width
 
     @property
+    def plain_mlp_dim(self) -> int:
+        """Hidden width of an MLP in a layer without experts."""
+        return self.mlp_dim if self.num_experts is None else self.dense_mlp_dim or 0
+
+    @property
+    def num_first_parameters(self) -> int:
+        """Number of weights of the MLPs in layers without experts."""
+        return self.count(mlp="mlp") * self._num_mlp_matrices * self.embed_dim * self.plain_mlp_dim
+
+    @property
     def num_dense_parameters(self) -> int:
         """Number of weights of the MLPs that every token meets, in all layers; with shared experts."""
-        dense = self._num_mlp_matrices * self.embed_dim * (self.dense_mlp_dim or 0) * self.num_dense_layers
-        if self.num_experts is None:
-            return self.num_layers * self.num_mlp_parameters
-        return dense + self.num_expert_layers * self.num_shared_parameters
+        return self.num_first_parameters + self.num_expert_layers * self.num_shared_parameters
 
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
         each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
-        attention = self.num_layers * self.num_attention_parameters
+        attention = self.num_attention_layers * self.num_attention_parameters
         return attention + self.num_dense_parameters + self.num_expert_layers * each
 
     @field_validator("head_dim", mode="before")

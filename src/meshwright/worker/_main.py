@@ -508,14 +508,15 @@ def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     offload = (request.config or {}).get("offload", "none")
     if offload == "none":
         return False
-    from meshwright.config import OFFLOADED
-    from meshwright.trainer.models.host_layers import HELD
+    from meshwright.config import OFFLOADED, holds_layers
 
     offloaded = OFFLOADED[offload]
     parts = ("state['optimizer']", "state['master']") if "moments" in offloaded else ()
-    if "parameters" in offloaded:
-        parts += tuple(f"state['parameters']['{name}']" for name in HELD)
-    return request.platform != "cpu" and bool(shape) and path.startswith(parts)
+    group = re.match(r"state\['parameters'\]\['(\w+)'\]", path)
+    waits = path.startswith(parts) or (
+        "parameters" in offloaded and group is not None and holds_layers(group[1])
+    )
+    return request.platform != "cpu" and bool(shape) and waits
 
 
 def _moment(path: str) -> str:

@@ -31,7 +31,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from meshwright.config import IdxData, InstructionData, RunConfig, num_stacked_layers, padded_layers
+from meshwright.config import (
+    FIRST_LAYERS,
+    IdxData,
+    InstructionData,
+    RunConfig,
+    num_stacked_layers,
+    padded_layers,
+)
 from meshwright.sharding import (
     AnyMesh,
     activation_spec,
@@ -208,9 +215,9 @@ def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> C
     axes = replica_axes(mesh, config.zero1)
     of_frozen: Tree = None
     if config.waits("parameters"):
-        from meshwright.trainer.models.host_layers import HELD
+        from meshwright.trainer.models.host_layers import stacks
 
-        of_frozen = {n: in_step[n] for n in HELD if n in in_step}
+        of_frozen = stacks(in_step)
     return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step, of_frozen=of_frozen)
 
 
@@ -231,13 +238,13 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
         if num_stages == 1:
             return None, declared
         num_layers, num_chunks = padded_layers(config, num_stages), config.pipeline_chunks
-
-        from ._first_layers import NAME as FIRST_LAYERS
+        unpadded = num_stacked_layers(config) or num_layers
 
         def staged(p: Parameter) -> Parameter:
+            rows = p.shape[0] * num_layers // unpadded
             if num_chunks == 1:
-                return replace(p, shape=(num_layers, *p.shape[1:]))
-            shape = (num_chunks, num_layers // num_chunks, *p.shape[1:])
+                return replace(p, shape=(rows, *p.shape[1:]))
+            shape = (num_chunks, rows // num_chunks, *p.shape[1:])
             return replace(p, shape=shape, dims=("chunks", *p.dims))
 
         def on_each(p: Parameter) -> Parameter:
@@ -264,7 +271,7 @@ def _init_of(
         root = jax.random.key(seed)
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
         num_layers = num_stacked_layers(config)
-        if num_layers is not None:
+        if num_layers is not None and "layers" in parameters:
             layers = partial(_without_padding, num_layers)
             parameters |= {
                 "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
@@ -495,9 +502,9 @@ def abstract_state(
     in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
     for name in on_host:
         if name == "parameters":
-            from meshwright.trainer.models.host_layers import HELD
+            from meshwright.trainer.models.host_layers import stacks
 
-            held = [group for group in HELD if group in declared]
+            held = stacks(declared)
             shardings[name] |= {n: jax.tree.map(in_host, shardings[name][n], shapes[name][n]) for n in held}
         elif name in shapes:
             shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])
