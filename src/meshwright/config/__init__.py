@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._huggingface_config import reads_text_alone as reads_text_alone
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
+    from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
     from ._layer_kinds import Stretch as Stretch
     from ._layer_kinds import holds_layers as holds_layers
