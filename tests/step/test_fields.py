@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.config import Layout, RunConfig, load_config, variants
+from meshwright.config._state_keys import StateKeys
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
@@ -316,6 +317,10 @@ ELSEWHERE = {
     "faults.step_deadline_seconds": "says when the training loop is held to hang",
     "evaluation.every_steps": "says when the training loop evaluates",
     "evaluation.batches": "says over how many batches",
+    **{
+        f"model.transformer.{key}": "is of a mixer; tests/models/test_state_mixers.py"
+        for key in StateKeys.model_fields
+    },
 }
 
 

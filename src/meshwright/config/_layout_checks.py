@@ -122,7 +122,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         *_sum_problems(config, layout),
         *_batch_problems(config, layout),
     ]
-    dims = {dim: sizes for dim, sizes in dims.items() if dim != "kv_heads" or not _repeated(sizes, layout)}
+    dims = {**dims, "kv_heads": _not_repeated(dims.get("kv_heads", {}), layout)}
     problems += _table_problems(config, layout, dims.pop("vocab", {}), dims.get("embed", {}))
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         # What `expert` splits together with `fsdp` is looked at with `fsdp`.
@@ -239,9 +239,9 @@ def _axes_of_width(config: RunConfig, layout: Layout) -> tuple[str, ...]:
     return (*(axis for axis in more if axis != "fsdp" and layout.size(axis) > 1), "fsdp")
 
 
-def _repeated(kv_heads: Mapping[str, int], layout: Layout) -> bool:
-    """Return whether each key-value head serves several whole devices along `tensor`."""
-    return all(layout.size("tensor") % size == 0 for size in kv_heads.values())
+def _not_repeated(kv_heads: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Return the sizes of which each key-value head does not serve several whole devices along `tensor`."""
+    return {path: size for path, size in kv_heads.items() if layout.size("tensor") % size}
 
 
 def _table_problems(

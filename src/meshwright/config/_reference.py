@@ -89,7 +89,8 @@ def key_docs() -> tuple[KeyDoc, ...]:
     for section in top:
         for kind, record in variants(section)[1].items():
             texts, fields = texts_of(record), record.model_fields
-            found += [_doc(section, kind, key, field, texts[key]) for key, field in fields.items()]
+            own_first = sorted(fields, key=lambda key: key not in record.__annotations__)
+            found += [_doc(section, kind, key, fields[key], texts[key]) for key in own_first]
     return tuple(found)
 
 

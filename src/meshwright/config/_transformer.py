@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+<<<<<<< HEAD
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -22,6 +23,10 @@ from ._layer_kinds import (
     words_of,
 )
 from ._model_kind import ModelKind, ModelSizes
+=======
+from ._layer_kinds import FIRST_LAYERS, LAYERS, LayerKind, Stretch, kind_of, stretches_of, words_of
+from ._model_kind import ModelSizes
+>>>>>>> main
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -38,12 +43,13 @@ from ._section import (
     or_list,
     raise_problems,
 )
+from ._state_keys import StateKeys
 from ._transformer_checks import transformer_problems
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(ModelKind):
+class TransformerModel(StateKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -411,9 +417,11 @@ class TransformerModel(ModelKind):
                     f"model.{name}": size
                     for name in ("latent_rank", "query_rank")
                     if (size := getattr(self, name)) is not None
-                },
+                }
+                | self.state_sizes("latent"),
                 "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
                 "embed": {"model.embed_dim": width},
+<<<<<<< HEAD
                 "heads": {"model.num_heads": self.num_heads},
                 "kv_heads": {
                     "model.num_kv_heads": self.num_kv_heads,
@@ -423,6 +431,10 @@ class TransformerModel(ModelKind):
                         else {"model.global_kv_heads": self.global_kv_heads}
                     ),
                 },
+=======
+                "heads": {"model.num_heads": self.num_heads, **self.state_sizes("heads")},
+                "kv_heads": {"model.num_kv_heads": self.num_kv_heads, **self.state_sizes("kv_heads")},
+>>>>>>> main
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
                     **{

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ._layer_kinds import MIXERS, MLPS, words_of
 from ._model_kind import MOST_UNROLLED
 from ._section import Problem, near_divisors, near_multiples, or_list
+from ._state_keys import state_problems
 
 if TYPE_CHECKING:
     from ._transformer import TransformerModel
@@ -271,6 +272,11 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 
 CHECKS = (
+<<<<<<< HEAD
     *(_layer_problems, _need_problems, _position_problems, _window_problems, _global_problems),
     *(_latent_problems, _expert_problems, _unlike_problems, _shared_problems, _router_problems),
+=======
+    *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
+    *(_expert_problems, _unlike_problems, _shared_problems, _router_problems, state_problems),
+>>>>>>> main
 )

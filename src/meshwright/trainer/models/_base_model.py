@@ -19,6 +19,7 @@ from meshwright.sharding import AnyMesh, activation_spec, gather, on_each_device
 Tree = Any  # a pytree: nested dicts and lists of leaves
 Batch = Mapping[str, Array]
 TRUNCATION_SIGMAS = 3.0
+LEAST_STEP, MOST_STEP = 1e-3, 1e-1
 RESIDUAL = ("batch", "residual_sequence", "embed")  # dimensions of an activation between blocks
 
 
@@ -27,13 +28,15 @@ class Parameter:
     """The declaration of one parameter: its shape, its dimension names and its initialisation.
 
     `initial`: "fan_in" draws from a normal distribution truncated at three sigma, scaled by
-    gain/sqrt(fan_in); "ones" are `gain`.
+    gain/sqrt(fan_in); "ones" are `gain`. "rates" are logarithms of numbers drawn evenly from 1 to 16, by
+    which states decay in a unit of time; softplus of "steps" gives times from `LEAST_STEP` to `MOST_STEP`,
+    drawn evenly by their logarithms (Mamba-2, https://arxiv.org/abs/2405.21060, and its code).
     `wide`: the parameter is used in float32, whatever the compute format.
     """
 
     shape: tuple[int, ...]
     dims: tuple[str, ...]
-    initial: Literal["fan_in", "zeros", "ones"] = "fan_in"
+    initial: Literal["fan_in", "zeros", "ones", "rates", "steps"] = "fan_in"
     fan_in: int = 1
     gain: float = 1.0
     wide: bool = False
@@ -166,10 +169,15 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
     """
 
     def one(path: Any, parameter: Parameter) -> Array:
-        if parameter.initial != "fan_in":
+        if parameter.initial in ("zeros", "ones"):
             value = 0.0 if parameter.initial == "zeros" else parameter.gain
             return jnp.full(parameter.shape, value, jnp.float32)
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        if parameter.initial == "rates":
+            return jnp.log(jax.random.uniform(own, parameter.shape, jnp.float32, 1.0, 16.0))
+        if parameter.initial == "steps":
+            limits = math.log(LEAST_STEP), math.log(MOST_STEP)
+            return jnp.log(jnp.expm1(jnp.exp(jax.random.uniform(own, parameter.shape, jnp.float32, *limits))))
         limits = -TRUNCATION_SIGMAS, TRUNCATION_SIGMAS
         normal = jax.random.truncated_normal(own, *limits, parameter.shape, jnp.float32)
         return normal * (parameter.gain / math.sqrt(parameter.fan_in))
