@@ -23,7 +23,7 @@ MOST_LISTED = 512
 """The most layers of a pattern, before it repeats."""
 LAYERS, FIRST_LAYERS = "layers", "dense_layers"
 GLOBAL_ATTENTION = "global_attention"
-"""The part of layers that see all positions, where their attention has other sizes than that of the others."""
+"""The attention of layers that see all positions, where it has other sizes than that of the others."""
 
 
 class LayerKind(NamedTuple):

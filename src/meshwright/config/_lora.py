@@ -15,8 +15,8 @@ from pydantic import model_validator
 
 from meshwright.errors import nearest_name
 
-from ._models import Model
 from ._layer_kinds import GLOBAL_ATTENTION
+from ._models import Model
 from ._section import OptionalPositive, PositiveFloat, Problem, Section, raise_problems
 from ._transformer import TransformerModel
 
@@ -81,7 +81,8 @@ class LoraConfig(Section):
         """Return the number of parameters of all adapters: L x rank x (inputs + outputs) of each product."""
         (attention, count), *others = model.attentions
         layers = {"attention": (attention, count), "mlp": (model, model.count(mlp="mlp"))}
-        layers |= {GLOBAL_ATTENTION: other for other in others}
+        if others:
+            layers[GLOBAL_ATTENTION] = others[0]
         sizes = {group: adapter_sizes(of) for group, (of, _) in layers.items()}
         each = sum(layers[group][1] * sum(sizes[group][name]) for group, name in self.products(model))
         return (self.rank or 0) * each

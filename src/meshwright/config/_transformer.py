@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-<<<<<<< HEAD
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -22,11 +21,8 @@ from ._layer_kinds import (
     stretches_of,
     words_of,
 )
-from ._model_kind import ModelKind, ModelSizes
-=======
-from ._layer_kinds import FIRST_LAYERS, LAYERS, LayerKind, Stretch, kind_of, stretches_of, words_of
 from ._model_kind import ModelSizes
->>>>>>> main
+from ._rope_keys import RopeKeys
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -38,18 +34,16 @@ from ._section import (
     Positive,
     PositiveFloat,
     Problem,
-    Share,
     near_divisors,
     or_list,
     raise_problems,
 )
-from ._state_keys import StateKeys
 from ._transformer_checks import transformer_problems
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(StateKeys):
+class TransformerModel(RopeKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -107,50 +101,6 @@ class TransformerModel(StateKeys):
     max_positions: OptionalPositive = None
     """Rows of the learned position table.
     Effect: the longest sequence; a row of `embed_dim` parameters each. Unit: positions"""
-    rope_theta: OptionalPositiveFloat = None
-    """Base of the rotary wavelengths.
-    Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
-    rope_factor: OptionalPositiveFloat = None
-    """The factor by which slow rotary wavelengths are stretched, as in Llama 3.1.
-    Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
-    `rope_original_positions` / `rope_high_factor` are not, and those between in part.
-    Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
-    rope_stretching: Literal["llama3", "linear", "yarn", "longrope", "proportional"] = "llama3"
-    """The rule by which wavelengths between the two limits are stretched.
-    `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), `linear`
-    stretches all wavelengths alike, and `longrope` each by a number of its own (Ding et al. 2024).
-    `proportional` stretches none: `rotary_share` of the pairs of a whole head turn, those with the shortest
-    wavelengths, in layers that see all positions (Gemma 4).
-    Effect: that of `rope_factor`, without which it has none; `longrope` needs lists in its place."""
-    rope_short_factors: tuple[PositiveFloat, ...] = ()
-    """The numbers by which `longrope` stretches the wavelengths, one for each pair of turned numbers.
-    In sequences of at most `rope_original_positions`.
-    Effect: nothing that is weighed. Unit: none"""
-    rope_long_factors: tuple[PositiveFloat, ...] = ()
-    """The numbers by which `longrope` stretches the wavelengths in longer sequences.
-    Effect: nothing that is weighed. Unit: none"""
-    rope_gain: PositiveFloat = 1.0
-    """Multiplies the sines and cosines of stretched wavelengths, as YaRN and LongRoPE do.
-    Effect: scores of the turned numbers grow with its square; nothing that is weighed. Unit: none"""
-    rope_magnitude: NotNegativeFloat = 0.0
-    """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
-    They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
-    Effect: nothing that is weighed. Unit: none"""
-    rope_rounded: bool = True
-    """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
-    Effect: nothing that is weighed."""
-    rope_interleaved: bool = False
-    """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
-    Effect: nothing that is weighed."""
-    rope_low_factor: PositiveFloat = 1.0
-    """Divides `rope_original_positions` to give the wavelength above which all are stretched.
-    Effect: that of `rope_factor`, without which it has none. Unit: none"""
-    rope_high_factor: PositiveFloat = 4.0
-    """Divides `rope_original_positions` to give the wavelength below which none is stretched.
-    Effect: that of `rope_factor`, without which it has none. Unit: none"""
-    rope_original_positions: OptionalPositive = None
-    """Length of the sequences of pretraining, before the wavelengths were stretched.
-    Effect: that of `rope_factor`, which needs it. Unit: positions"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
@@ -219,9 +169,6 @@ class TransformerModel(StateKeys):
     one_norm: bool = False
     """Give attention and MLP of a `parallel` block the same norm, as Cohere's models do.
     Effect: a norm fewer per layer."""
-    rotary_share: Share = 1.0
-    """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
-    Effect: nothing that is weighed. Unit: share"""
     window: OptionalPositive = None
     """Positions that attention sees, its own and those before it, as in Mistral.
     Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence.
@@ -245,12 +192,9 @@ class TransformerModel(StateKeys):
     """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
     Effect: one matrix fewer in each of them."""
     layer_factor: bool = False
-    """Multiply each layer's output by a number that is read from files and saved, without a gradient (Gemma 4).
+    """Multiply each layer's output by a number of its own, as Gemma 4 does.
+    It is read from files and saved, and no gradient changes it.
     Effect: a number per layer, not counted as parameters."""
-    rope_local_theta: OptionalPositiveFloat = None
-    """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
-    Effect: nothing that is weighed. Unit: none
-    Default: as in the other layers"""
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
     The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
@@ -421,20 +365,12 @@ class TransformerModel(StateKeys):
                 | self.state_sizes("latent"),
                 "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
                 "embed": {"model.embed_dim": width},
-<<<<<<< HEAD
-                "heads": {"model.num_heads": self.num_heads},
+                "heads": {"model.num_heads": self.num_heads, **self.state_sizes("heads")},
                 "kv_heads": {
                     "model.num_kv_heads": self.num_kv_heads,
-                    **(
-                        {}
-                        if self.global_kv_heads is None
-                        else {"model.global_kv_heads": self.global_kv_heads}
-                    ),
+                    **({"model.global_kv_heads": heads} if (heads := self.global_kv_heads) else {}),
+                    **self.state_sizes("kv_heads"),
                 },
-=======
-                "heads": {"model.num_heads": self.num_heads, **self.state_sizes("heads")},
-                "kv_heads": {"model.num_kv_heads": self.num_kv_heads, **self.state_sizes("kv_heads")},
->>>>>>> main
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
                     **{
@@ -712,12 +648,6 @@ class TransformerModel(StateKeys):
     def _check_keys(self) -> TransformerModel:
         raise_problems(list(transformer_problems(self)))
         return self
-        return self
-
-    @property
-    def is_stretched(self) -> bool:
-        """Return whether rotary wavelengths are stretched."""
-        return self.rope_factor is not None or bool(self.rope_short_factors)
 
 
 def block_policies(remat: str) -> tuple[str, ...]:

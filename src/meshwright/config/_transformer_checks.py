@@ -272,11 +272,7 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 
 CHECKS = (
-<<<<<<< HEAD
     *(_layer_problems, _need_problems, _position_problems, _window_problems, _global_problems),
     *(_latent_problems, _expert_problems, _unlike_problems, _shared_problems, _router_problems),
-=======
-    *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
-    *(_expert_problems, _unlike_problems, _shared_problems, _router_problems, state_problems),
->>>>>>> main
+    state_problems,
 )
