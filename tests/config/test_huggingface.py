@@ -175,11 +175,12 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_in_the_file(changes, word
 @pytest.mark.parametrize(
     ("tree", "hint"),
     [
-        ({"model_type": "opt"}, "meshwright weigh model.py:build"),
         (
-            {"model_type": "llava", "text_config": {"model_type": "opt"}},
-            "meshwright weigh model.py:build",
+            {"model_type": "opt"},
+            "weigh the module that transformers makes of the file: meshwright weigh FOLDER",
         ),
+        ({"model_type": "llava", "text_config": {"model_type": "opt"}}, "--as torch"),
+        ({"model_type": "lama"}, "did you mean 'llama'? Or weigh the module"),
         ({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64}, 'add its "model_type": "qwen2"'),
     ],
 )
@@ -285,9 +286,10 @@ def test_what_files_say_of_layers_and_positions_is_read(folder_of):
     hunyuan = load_config(folder_of(HUNYUAN, "hunyuan")).model
     assert hunyuan.rope_theta == pytest.approx(10_000 * 1000 ** (128 / 126))
     exaone = load_config(folder_of(EXAONE, "exaone")).model
-    assert (exaone.windows, exaone.turns) == ((4096, 4096, 4096, None), (True, True, True, False))
+    assert exaone.windows == (4096, 4096, 4096, None)
+    assert [kind.has_positions for kind in exaone.period] == [True, True, True, False]
     everywhere = load_config(folder_of({**EXAONE, "sliding_window": None}, "all")).model
-    assert (everywhere.windows, everywhere.turns) == ((None,), (True,))
+    assert [(kind.window, kind.has_positions) for kind in everywhere.period] == [(None, True)]
     smol = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": "smollm3", "rope_scaling": None}
     assert load_config(folder_of(smol, "smol")).model.no_rope_every == 4
     turned = {**smol, "no_rope_layers": [1] * 32}

@@ -19,6 +19,9 @@ from ._transformer import TransformerModel
 Tree = Mapping[str, Any]
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"  # kinds of layers
+OWN_MODULE = (
+    "weigh the module that transformers makes of the file: meshwright weigh FOLDER --as torch --on FLEET"
+)
 LENGTH, GROWTH = "original_max_position_embeddings", "llama_4_scaling_beta"
 STRETCHING = {
     "llama3": {
@@ -49,13 +52,24 @@ _KEYS = {
 }
 
 
-def not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
+class NotUnderstood(InputError):
+    """The error for a model whose family or keys have no counterpart in our configuration.
+
+    `keys`: those of the file; none if its family is not known.
+    """
+
+    def __init__(self, message: str, *, hint: str, keys: tuple[str, ...] = ()) -> None:
+        self.keys = keys
+        super().__init__(message, hint=hint)
+
+
+def not_understood(where: str, keys: Mapping[str, Any]) -> NotUnderstood:
     """Return the error for keys whose values cannot be expressed in our configuration."""
     listed = ", ".join(f"{key} = {shortened(value)}" for key, value in keys.items())
-    return InputError(
+    return NotUnderstood(
         f"{where}: not understood, and it may change the model: {listed}",
-        hint="remove what you know to have no effect, or weigh the module that transformers makes of the "
-        "file: meshwright weigh model.py:build (docs/how-to/huggingface.md, Other models)",
+        hint=f"remove what you know to have no effect, or {OWN_MODULE}",
+        keys=tuple(keys),
     )
 
 

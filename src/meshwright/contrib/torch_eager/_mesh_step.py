@@ -147,15 +147,17 @@ def _ran(
         holding_loss_parallel(),
         pinning_nothing(),
     ):
+        notes: list[str] = []
         step = EagerStep(
             module,
             inputs,
             keyword_inputs,
-            lambda each: spread(each, mesh, parallelize),
+            lambda each: spread(each, mesh, parallelize, notes.append),
             layout.axes,
             shards_on_host if has_host else lambda each: (),
             compiled,
         )
+        step.notes += notes
         step.watch.launches, step.watch.workspace_bytes = launches, workspace_bytes(fleet, layout)
         with (
             watching_fsdp(step.storages),

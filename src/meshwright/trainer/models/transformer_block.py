@@ -199,7 +199,8 @@ class Block:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
         is_turned = c.rope_theta is not None and self.kind.has_positions
-        places = places_of(h.shape[1], context, documents) if is_turned else None
+        has_places = is_turned or c.position_growth
+        places = places_of(h.shape[1], context, documents) if has_places else None
 
         def project(x: Array, name: str) -> Array:
             return self._project(x, layer, "attention", name, context)
