@@ -131,6 +131,18 @@ PROGRAM = {
     "model.transformer.norm_place": (NANO, "model.norm_place=after"),
     "model.transformer.parallel": (NANO, "model.parallel=true"),
     "model.transformer.scaled_embedding": (NANO, "model.scaled_embedding=true"),
+    "model.transformer.position_growth": (
+        (*STRETCHED, "model.rope_original_positions=8"),
+        "model.position_growth=0.1",
+    ),
+    "model.transformer.expert_bias": (EXPERTS, "model.expert_bias=true"),
+    "model.transformer.output_bias": (NANO, "model.output_bias=true"),
+    "model.transformer.attention_sinks": (NANO, "model.attention_sinks=true"),
+    "model.transformer.gate_limit": (NANO, "model.gate_limit=5.0"),
+    "model.transformer.rope_rounded": (
+        (*STRETCHED, "model.rope_stretching=yarn"),
+        "model.rope_rounded=false",
+    ),
     "model.transformer.norm_bias": ((*NANO, "model.norm=layer"), "model.norm_bias=true"),
     "model.transformer.qk_norm_turned": ((*NANO, "model.qk_norm=head"), "model.qk_norm_turned=true"),
     "model.transformer.one_norm": ((*NANO, "model.parallel=true"), "model.one_norm=true"),

@@ -43,6 +43,10 @@ class RopeKeys(StateKeys):
     rope_rounded: bool = True
     """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
     Effect: nothing that is weighed."""
+    position_growth: NotNegativeFloat = 0.0
+    """Growth of queries with their position, as in Ministral 3.
+    They are multiplied by 1 + this x ln(1 + the whole part of position / `rope_original_positions`).
+    Effect: nothing that is weighed but one product per number. Unit: none"""
     rope_interleaved: bool = False
     """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
     Effect: nothing that is weighed."""

@@ -20,7 +20,7 @@ _OF_EXPERTS = (
 )
 _NOT_LATENT = {
     **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
-    **{"output_bias": False, "no_rope_every": None, "attention_gate": False},
+    **{"output_bias": False, "no_rope_every": None, "position_growth": 0.0, "attention_gate": False},
 }
 
 
@@ -93,6 +93,7 @@ def _need_problems(model: TransformerModel) -> Iterator[Problem]:
         "qk_norm_turned": (model.qk_norm != "none" and turned, "qk_norm and rotary positions"),
         "norm_bias": (model.norm == "layer" and not model.bias, 'norm = "layer" and bias = false'),
         "no_rope_every": (turned, "rotary positions"),
+        "position_growth": (model.rope_original_positions is not None, "rope_original_positions"),
     }
     for name, (has_effect, condition) in needs.items():
         if (value := getattr(model, name)) and not has_effect:

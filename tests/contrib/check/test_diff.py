@@ -215,3 +215,11 @@ def test_a_fuller_program_that_was_refused_says_so():
     made = difference_of(figures_of(tree, "before"), figures_of(refused, "after"))
     assert made.line == "after does not fit: the compiler refused it (needs 200 GiB of 79)"
     assert not made.is_nothing
+
+
+def test_the_page_shows_both_curves_and_both_steps():
+    page = difference("checkpoint", "plain").to_html()
+    assert page.count("<svg") >= 1
+    assert "Memory through the step" in page
+    assert "Time of a step" in page
+    assert "Memory through the step" not in difference("plain", "plain").to_html()

@@ -67,6 +67,7 @@ YARN = {
     "original_max_position_embeddings": 16,
 }
 YARN_ALONE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 EACH_STRETCHED = {
     "rope_type": "longrope",
     "rope_theta": 500.0,
@@ -120,7 +121,7 @@ ERNIE = {
     **{"moe_num_shared_experts": 2, "tie_word_embeddings": False},
 }
 MULTIPLIED = {
-    **{"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+    **{"embedding_multiplier": 3, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
     "logits_scaling": 6.0,
 }
 GRANITE = {**GROUPED, **MULTIPLIED}
@@ -208,6 +209,7 @@ CASES = {
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
     "ernie with experts": ("Ernie4_5_MoeConfig", {**GROUPED, **IDS, **ERNIE}),
+    "ministral3": ("Ministral3Config", {**GROUPED, **IDS, "head_dim": 16, "rope_parameters": GROWING}),
     "smollm3": ("SmolLM3Config", {**GROUPED, **IDS, "num_hidden_layers": 5, "no_rope_layer_interval": 2}),
     "apertus": ("ApertusConfig", {**GROUPED, **IDS, "rope_parameters": STRETCHED}),
     "granite": ("GraniteConfig", GRANITE),

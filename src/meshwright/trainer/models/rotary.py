@@ -130,3 +130,19 @@ def rotated(
     wide = x.astype(jnp.float32)
     first, second = (wide[..., 0::2], wide[..., 1::2]) if turns.interleaved else jnp.split(wide, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def grown(
+    query: Float[Array, "batch sequence heads head_dim"], config: TransformerModel, positions: Array | None
+) -> Array:
+    """Multiply queries by a factor that grows with the logarithm of their position, in steps.
+
+    Source: `get_llama_4_attn_scale` of Ministral 3 in https://github.com/huggingface/transformers.
+
+    Args:
+        positions: as for `rotated`.
+    """
+    places = jnp.arange(query.shape[1], dtype=jnp.float32)[None] if positions is None else positions
+    step = jnp.floor(places.astype(jnp.float32) / (config.rope_original_positions or 1))
+    factor = rearrange(1 + config.position_growth * jnp.log1p(step), "b s -> b s 1 1")
+    return (query.astype(jnp.float32) * factor).astype(query.dtype)

@@ -29,7 +29,7 @@ from .norms import normalised
 from .products import ADAPTER, num_inputs_of, product
 from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
-from .rotary import rotated, score_factor, turns_of
+from .rotary import grown, rotated, score_factor, turns_of
 
 PRODUCTS = (
     *("query_down", "query", "key_down", "key", "value", "output_gate", "key_rotary"),
@@ -219,7 +219,8 @@ class Block:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
         is_turned = c.rope_theta is not None and self.kind.has_positions
-        places = places_of(h.shape[1], context, documents) if is_turned else None
+        has_places = is_turned or c.position_growth
+        places = places_of(h.shape[1], context, documents) if has_places else None
 
         def project(x: Array, name: str) -> Array:
             return self._project(x, layer, self._attention, name, context)
@@ -246,6 +247,8 @@ class Block:
             query, key = (rotated(t, angles, places) for t in (query, key))
         if c.qk_norm_turned:
             query, key = head_normed(query, key)
+        if c.position_growth:
+            query = grown(query, c, places)
         return query, key, value
 
     def _shared(self, h: Array, split: Array, layer: Tree, context: Context) -> Array:
