@@ -52,7 +52,6 @@ corrections 2 K V (K / C + 1) more.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -65,6 +64,8 @@ from .pieces import of_all_pieces, of_own_pieces
 PARALLEL = "needed_0_of_1"
 """The scope of products which the recurrence does not need."""
 WIDE = jnp.float32
+LEAST_CHUNKS = 16
+"""Chunks of a sequence that is cut into blocks."""
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -116,12 +117,13 @@ def chunked_scan(
     """
     batch, length, heads, value_dim = steps.value.shape
     chunk = min(chunk, 1 << (length - 1).bit_length())
-    chunks = _prepared(steps, begins, chunk)
-    shape = (*chunks.values.shape[1:4], steps.key.shape[-1], value_dim)
-    if size == 1:
-        states, new, _ = _run(chunks, jnp.zeros(shape, WIDE))
-    else:
-        states, new = _run_over_devices(chunks, shape, size)
+    blocks = _num_blocks(-(-length // chunk))
+    rows: Any = jax.tree.map(lambda x: _in_rows(x, blocks, chunk), (steps, begins))
+    chunks = _prepared(*rows, chunk)
+    states = _states(chunks, blocks, size)
+    new = chunks.values
+    if chunks.erase is not None:
+        new = (new - _product("nbgrck,nbgrkv->nbgrcv", chunks.erase, states)).astype(new.dtype)
     out = _product("nbgck,nbgrkv->nbgrcv", chunks.query, states)
     out = out if chunks.read is None else out * chunks.read
     with jax.named_scope(PARALLEL):
@@ -130,16 +132,29 @@ def chunked_scan(
     return out.reshape(batch, -1, heads, value_dim)[:, :length]
 
 
+def _num_blocks(num_chunks: int) -> int:
+    """Return into how many blocks a sequence is cut that run side by side: a power of two near its root.
+
+    A loop's round costs a GPU several launches, however little it computes.
+    """
+    return 1 if num_chunks < LEAST_CHUNKS else 1 << (num_chunks.bit_length() // 2)
+
+
+def _in_rows(x: Array, blocks: int, chunk: int) -> Array:
+    """Return `x` [batch, sequence, ...] with blocks of whole chunks as rows, padded with zeros.
+
+    Zeros write nothing and decay nothing.
+    """
+    padded = jnp.pad(x, [(0, 0), (0, -x.shape[1] % (blocks * chunk))] + [(0, 0)] * (x.ndim - 2))
+    return padded.reshape(x.shape[0] * blocks, -1, *x.shape[2:])
+
+
 def _product(dims: str, *factors: Array) -> Array:
     return jnp.einsum(dims, *factors, preferred_element_type=WIDE)
 
 
 def _in_chunks(x: Array, chunk: int, *heads: int) -> Array:
-    """Return `x` [batch, sequence, heads, ...] as [chunks, batch, *heads, tokens, ...], padded with zeros.
-
-    Zeros write nothing and decay nothing.
-    """
-    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk)] + [(0, 0)] * (x.ndim - 2))
+    """Return `x` [batch, sequence, heads, ...] as [chunks, batch, *heads, tokens, ...]."""
     x = x.reshape(x.shape[0], -1, chunk, *heads, *x.shape[3:])
     inner = range(3, 3 + len(heads))
     return x.transpose(1, 0, *inner, 2, *range(3 + len(heads), x.ndim))
@@ -244,153 +259,128 @@ def _decayed_by_channel(
     return chunks, pairs[1] if has_delta else None
 
 
-class _Writes(NamedTuple):
-    """What a loop over chunks reads: the parts of `_Chunks` that change states."""
+def _states(chunks: _Chunks, blocks: int, size: int) -> Array:
+    """Return the state before each chunk, in the format of products."""
+    dtype, value_dim = chunks.values.dtype, chunks.values.shape[-1]
+    added = _product("nbgck,nbgrcv->nbgrkv", chunks.key, _left(chunks.values, chunks)).astype(dtype)
+    rows, key_dim = added.shape[1:4], added.shape[-2]
+    start, erase, is_one = jnp.zeros((*rows, key_dim, value_dim), WIDE), None, blocks == size == 1
+    with jax.named_scope(PARALLEL):
+        if chunks.erase is not None:
+            erase = _product("nbgck,nbgrcj->nbgrkj", chunks.key, _left(chunks.erase, chunks)).astype(dtype)
+            if not is_one:
+                # States are linear in the first one, by a matrix: a state that begins as the identity.
+                whole = jnp.broadcast_to(jnp.eye(key_dim, dtype=WIDE), (*rows, key_dim, key_dim))
+                start = jnp.concatenate([start, whole], axis=-1)
+        found: Any = _linear_states(start, chunks.keep, erase, added)
+        states, last = found
+        if is_one:
+            return states
+        if erase is None:
+            kept = jnp.cumprod(chunks.keep, axis=0)
+            last = jnp.concatenate([last, jnp.broadcast_to(kept[-1], (*last.shape[:-1], 1))], axis=-1)
+            kept = jnp.concatenate([jnp.ones_like(kept[:1]), kept[:-1]])
+            return (states + kept * _first_states(last, value_dim, blocks, size)[None]).astype(dtype)
+        first = _first_states(last, value_dim, blocks, size).astype(dtype)
+        # Of each chunk: XLA's compiler for CPUs has no product in bf16 with one of all.
+        first = jnp.broadcast_to(first[None], (states.shape[0], *first.shape))
+        more = _product("nbgrkj,nbgrjv->nbgrkv", states[..., value_dim:], first)
+        return (states[..., :value_dim] + more).astype(dtype)
 
-    key: Array
-    values: Array
-    erase: Array
-    write: Array
-    keep: Array
+
+def _left(x: Array, chunks: _Chunks) -> Array:
+    """Return what is left after the chunk of what its tokens add or erase."""
+    return x if chunks.write is None else (x * chunks.write).astype(x.dtype)
 
 
-def _run(chunks: _Chunks, initial: Array) -> tuple[Array, Array, Array]:
-    """Return the state before each chunk, what each token adds at its key, and the last state.
+def _first_states(ends: Array, value_dim: int, blocks: int, size: int) -> Array:
+    """Return the state before each row's first chunk, from all rows' last states.
 
-    The first two are in the format of products, the last in float32.
+    Args:
+        ends: of rows, which are blocks of pieces: the state after one that starts with zeros [rows, ...,
+            key_dim, value_dim], and beside it how that depends on the first state: a matrix [key_dim,
+            key_dim], or its only column where it is diagonal.
+        value_dim: the width of the former.
+        blocks: neighbouring rows that are one piece.
+        size: the devices that share a sequence, whose pieces `of_all_pieces` gathers.
     """
-    if chunks.erase is None:
-        written = chunks.values if chunks.write is None else (chunks.values * chunks.write)
-        added = _product("nbgck,nbgrcv->nbgrkv", chunks.key, written.astype(chunks.values.dtype))
-        found: Any = _sum_states(initial, chunks.keep, added, chunks.values.dtype)
-        return found[0], chunks.values, found[1]
-    write = jnp.ones((1,) * 6, WIDE) if chunks.write is None else chunks.write
-    write = jnp.broadcast_to(write, (*chunks.values.shape[:-1], 1))
-    writes = _Writes(chunks.key, chunks.values, chunks.erase, write, chunks.keep)
-    return _delta_states(initial, writes)
+    of_blocks = jnp.moveaxis(ends.reshape(-1, blocks, *ends.shape[1:]), 1, 0)
+    begin = jnp.zeros_like(of_blocks[0, ..., :value_dim])
+    if size == 1:
+        before, _ = _one_by_one(begin, of_blocks, value_dim)
+    else:
+        # How states depend on the piece's first one, beside what earlier blocks of it have added.
+        key_dim, width = ends.shape[-2], ends.shape[-1] - value_dim
+        whole = jnp.ones((key_dim, 1), WIDE) if width == 1 else jnp.eye(key_dim, dtype=WIDE)
+        whole = jnp.broadcast_to(whole, (*begin.shape[:-1], width))
+        before, end = _one_by_one(jnp.concatenate([begin, whole], axis=-1), of_blocks, value_dim)
+        of_all = of_all_pieces(end, size)
+        of_pieces, _ = _one_by_one(jnp.zeros_like(of_all[0, ..., :value_dim]), of_all, value_dim)
+        first = of_own_pieces(of_pieces, size)[None]
+        before = before[..., :value_dim] + _depending(before[..., value_dim:], first)
+    return jnp.moveaxis(before, 0, 1).reshape(*ends.shape[:-1], value_dim)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _sum_states(initial: Array, keep: Array, added: Array, dtype: Any) -> tuple[Array, Array]:
-    return _sum_forward(initial, keep, added, dtype)[0]
+def _one_by_one(first: Array, ends: Array, value_dim: int) -> tuple[Array, Array]:
+    """Return the state before each of several parts in a row, and the last one; `ends` as above."""
+
+    def one(state: Array, end: Array) -> tuple[Array, Array]:
+        found = _depending(end[..., value_dim:], state)
+        wider = [(0, 0)] * (end.ndim - 1) + [(0, found.shape[-1] - value_dim)]
+        return found + jnp.pad(end[..., :value_dim], wider), state
+
+    last, before = jax.lax.scan(one, first, ends)
+    return before, last
 
 
-def _sum_forward(initial: Array, keep: Array, added: Array, dtype: Any) -> tuple[Any, Any]:
-    def one(state: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        keep, added = chunk
-        return keep * state + added, state.astype(dtype)
-
-    last, states = jax.lax.scan(one, initial, (keep, added))
-    return (states, last), (keep, states)
-
-
-def _sum_backward(dtype: Any, saved: tuple[Array, Array], gradients: tuple[Array, Array]) -> Any:
-    keep, states = saved
-
-    def one(d_state: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        keep, d_read = chunk
-        return d_read + keep * d_state, d_state
-
-    d_initial, d_added = jax.lax.scan(one, gradients[1], (keep, gradients[0]), reverse=True)
-    return d_initial, _sum_like(d_added * states, keep), d_added
-
-
-_sum_states.defvjp(_sum_forward, _sum_backward)
-
-
-def _sum_like(x: Array, like: Array) -> Array:
-    """Sum `x` in float32 over the dims that are one in `like`."""
-    dims = tuple(dim for dim, size in enumerate(like.shape) if size == 1)
-    return jnp.sum(x, axis=dims, keepdims=True, dtype=WIDE)
+def _depending(dependence: Array, state: Array) -> Array:
+    """Return the part of a later state that depends on an earlier one."""
+    if dependence.shape[-1] == 1:
+        return dependence * state
+    return jnp.matmul(dependence, state, precision=HIGHEST)
 
 
 @jax.custom_vjp
-def _delta_states(initial: Array, writes: _Writes) -> tuple[Array, Array, Array]:
-    return _delta_forward(initial, writes)[0]
+def _linear_states(initial: Array, keep: Array, erase: Array | None, added: Array) -> tuple[Array, Array]:
+    """Return the state before each chunk, in the format of `added`, and the last one in float32.
 
-
-def _delta_forward(initial: Array, writes: _Writes) -> tuple[Any, Any]:
-    dtype = writes.values.dtype
-
-    def one(state: Array, chunk: _Writes) -> tuple[Array, tuple[Array, Array]]:
-        narrow = state.astype(dtype)
-        new = chunk.values - _product("bgrck,bgrkv->bgrcv", chunk.erase, narrow)
-        added = _product("bgck,bgrcv->bgrkv", chunk.key, (new * chunk.write).astype(dtype))
-        return chunk.keep * state + added, (narrow, new.astype(dtype))
-
-    last, (states, new) = jax.lax.scan(one, initial, writes)
-    return (states, new, last), (writes, states, new)
-
-
-def _delta_backward(saved: tuple[_Writes, Array, Array], gradients: tuple[Array, Array, Array]) -> Any:
-    """Return gradients; in the loop runs only what each chunk's gradient needs of the next one's."""
-    writes, states, new = saved
-    dtype = new.dtype
-
-    def one(d_state: Array, chunk: tuple[_Writes, Array, Array]) -> tuple[Array, tuple[Array, ...]]:
-        writes, d_read, d_new = chunk
-        narrow = d_state.astype(dtype)
-        d_written = _product("bgck,bgrkv->bgrcv", writes.key, narrow)
-        d_new = (d_new + writes.write * d_written).astype(dtype)
-        d_before = d_read + writes.keep * d_state - _product("bgrck,bgrcv->bgrkv", writes.erase, d_new)
-        return d_before, (narrow, d_written.astype(dtype), d_new)
-
-    chunks = writes, gradients[0], gradients[1]
-    d_initial, (d_states, d_written, d_new) = jax.lax.scan(one, gradients[2], chunks, reverse=True)
-    written = (new * writes.write).astype(dtype)
-    d_writes = _Writes(
-        key=_product("nbgrcv,nbgrkv->nbgck", written, d_states).astype(dtype),
-        values=d_new,
-        erase=-_product("nbgrcv,nbgrkv->nbgrck", d_new, states).astype(dtype),
-        write=jnp.sum((new * d_written).astype(WIDE), axis=-1, keepdims=True),
-        keep=_sum_like(d_states * states, writes.keep),
-    )
-    return d_initial, d_writes
-
-
-_delta_states.defvjp(_delta_forward, _delta_backward)
-
-
-def _run_over_devices(chunks: _Chunks, shape: tuple[int, ...], size: int) -> tuple[Array, Array]:
-    """Return states and values as `_run` does, for pieces of a sequence that several devices share."""
-    *heads, key_dim, value_dim = shape
-    dtype = chunks.values.dtype
-    if chunks.erase is None:
-        states, new, last = _run(chunks, jnp.zeros(shape, WIDE))
-        kept = jnp.cumprod(chunks.keep, axis=0)
-        column = jnp.broadcast_to(kept[-1], (*heads, key_dim, 1))
-        start = _before_pieces(jnp.concatenate([last, column], axis=-1), value_dim, size)
-        kept = jnp.concatenate([jnp.ones_like(kept[:1]), kept[:-1]])
-        return (states + kept * start[None]).astype(dtype), new
-    # The state is linear in the one before the piece, by a matrix which is a state that begins as identity.
-    whole = jnp.broadcast_to(jnp.eye(key_dim, dtype=WIDE), (*heads, key_dim, key_dim))
-    wider = [(0, 0)] * 5 + [(0, key_dim)]
-    padded = chunks._replace(values=jnp.pad(chunks.values, wider))
-    with jax.named_scope(f"needed_{value_dim}_of_{value_dim + key_dim}"):
-        states, new, last = _run(padded, jnp.concatenate([jnp.zeros(shape, WIDE), whole], axis=-1))
-    start = _before_pieces(last, value_dim, size).astype(dtype)
-    with jax.named_scope(PARALLEL):
-        more, more_new = (_product("nbgrxk,bgrkv->nbgrxv", x[..., value_dim:], start) for x in (states, new))
-    return (states[..., :value_dim] + more).astype(dtype), (new[..., :value_dim] + more_new).astype(dtype)
-
-
-def _before_pieces(ends: Array, value_dim: int, size: int) -> Array:
-    """Return the state before each of the device's pieces, from all pieces' last states.
-
-    Args:
-        ends: the state after a piece that starts with zeros [..., key_dim, value_dim], and beside it how it
-            depends on the one before: a matrix [key_dim, key_dim], or its only column where that is diagonal.
-        value_dim: the width of the first.
-        size: the devices that share a sequence.
+    S <- keep S - erase S + added, where `added` may lack the last columns of states. A loop has one product,
+    and its gradient's another, for a round's kernels are small.
     """
+    return _linear_forward(initial, keep, erase, added)[0]
 
-    def one(state: Array, end: Array) -> tuple[Array, Array]:
-        added, dependence = end[..., :value_dim], end[..., value_dim:]
-        is_diagonal = dependence.shape[-1] == 1
-        kept = dependence * state if is_diagonal else jnp.matmul(dependence, state, precision=HIGHEST)
-        return kept + added, state
 
-    with jax.named_scope(PARALLEL):
-        of_all = of_all_pieces(ends, size)
-        _, before = jax.lax.scan(one, jnp.zeros_like(of_all[0, ..., :value_dim]), of_all)
-        return of_own_pieces(before, size)
+def _linear_forward(initial: Array, keep: Array, erase: Array | None, added: Array) -> tuple[Any, Any]:
+    wider = [(0, 0)] * 4 + [(0, initial.shape[-1] - added.shape[-1])]
+
+    def one(state: Array, chunk: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
+        keep, erase, added = chunk
+        narrow = state.astype(added.dtype)
+        state = keep * state + jnp.pad(added.astype(WIDE), wider)
+        return state if erase is None else state - _product("bgrkj,bgrjv->bgrkv", erase, narrow), narrow
+
+    last, states = jax.lax.scan(one, initial, (keep, erase, added))
+    return (states, last), (keep, erase, added[:0], states)
+
+
+def _linear_backward(saved: tuple[Array, Array | None, Array, Array], gradients: tuple[Array, Array]) -> Any:
+    keep, erase, like, states = saved
+
+    def one(d_state: Array, chunk: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
+        keep, erase, d_read = chunk
+        narrow = d_state.astype(like.dtype)
+        d_state = keep * d_state + d_read
+        if erase is not None:
+            d_state = d_state - _product("bgrjk,bgrjv->bgrkv", erase, narrow)
+        return d_state, narrow
+
+    d_initial, d_states = jax.lax.scan(one, gradients[1], (keep, erase, gradients[0]), reverse=True)
+    d_erase = None
+    if erase is not None:
+        d_erase = -_product("nbgrkv,nbgrjv->nbgrkj", d_states, states).astype(erase.dtype)
+    ones = tuple(dim for dim, size in enumerate(keep.shape) if size == 1 and dim > 3)
+    d_keep = jnp.sum(d_states.astype(WIDE) * states.astype(WIDE), axis=ones, keepdims=True)
+    return d_initial, d_keep, d_erase, d_states[..., : like.shape[-1]]
+
+
+_linear_states.defvjp(_linear_forward, _linear_backward)
