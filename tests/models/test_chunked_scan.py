@@ -152,7 +152,9 @@ def by_hand(form: str, chunk: int, each: int, key_dim: int, value_dim: int) -> t
     with_state = (6 if form != "mamba" else 4) * key_dim * value_dim
     if form == "mamba":
         return with_state, 2 * chunk * (key_dim // each + value_dim)
-    matrices = 2 * key_dim**2 * (1 + value_dim / chunk)  # of a chunk, by which states depend on the one before
+    matrices = (
+        2 * key_dim**2 * (1 + value_dim / chunk)
+    )  # of a chunk, by which states depend on the one before
     inverse = 3 * 2 * 2 * 16**2 + sum(2 * width**2 for width in (16, 32) if width < chunk)
     # In KDA halves of halves, down to blocks of 16 that are summed without products.
     pairs = 2 * (chunk - 16) * key_dim if form == "kda" else 2 * 2 * chunk * key_dim // each

@@ -123,11 +123,11 @@ def chunked_scan(
     states = _states(chunks, blocks, size)
     new = chunks.values
     if chunks.erase is not None:
-        new = (new - _product("nbgrck,nbgrkv->nbgrcv", chunks.erase, states)).astype(new.dtype)
-    out = _product("nbgck,nbgrkv->nbgrcv", chunks.query, states)
+        new = new - jnp.einsum("nbgrck,nbgrkv->nbgrcv", chunks.erase, states)
+    out = jnp.einsum("nbgck,nbgrkv->nbgrcv", chunks.query, states).astype(WIDE)
     out = out if chunks.read is None else out * chunks.read
     with jax.named_scope(PARALLEL):
-        out = out + _product("nbgrij,nbgrjv->nbgriv", chunks.scores, new)
+        out = out + jnp.einsum("nbgrij,nbgrjv->nbgriv", chunks.scores, new).astype(WIDE)
     out = out.astype(steps.value.dtype).transpose(1, 0, 4, 2, 3, 5)
     return out.reshape(batch, -1, heads, value_dim)[:, :length]
 
@@ -149,8 +149,23 @@ def _in_rows(x: Array, blocks: int, chunk: int) -> Array:
     return padded.reshape(x.shape[0] * blocks, -1, *x.shape[2:])
 
 
-def _product(dims: str, *factors: Array) -> Array:
+def _wide_product(dims: str, *factors: Array) -> Array:
+    """Return a product in float32; its gradient's products would have float32 factors."""
     return jnp.einsum(dims, *factors, preferred_element_type=WIDE)
+
+
+@jax.custom_vjp
+def _gram(key: Array) -> Array:
+    """Return the products of keys with each other, in float32, whose gradients are rounded as keys are."""
+    return _wide_product("nbgik,nbgjk->nbgij", key, key)
+
+
+def _gram_backward(key: Array, gradient: Array) -> tuple[Array]:
+    both = (gradient + jnp.swapaxes(gradient, -1, -2)).astype(key.dtype)
+    return (jnp.einsum("nbgij,nbgjk->nbgik", both, key),)
+
+
+_gram.defvjp(lambda key: (_gram(key), key), _gram_backward)
 
 
 def _in_chunks(x: Array, chunk: int, *heads: int) -> Array:
@@ -205,8 +220,8 @@ def _prepared(steps: Steps, begins: Array | None, chunk: int) -> _Chunks:
         inverse = inverse_of_unit_lower(lower) * beta[..., None, :]
         columns = inverse if chunks.read is None else inverse * jnp.swapaxes(chunks.read, -1, -2)
         dtype = values.dtype
-        values = _product("nbgrij,nbgrjv->nbgriv", inverse.astype(dtype), values).astype(dtype)
-        erase = _product("nbgrij,nbgjk->nbgrik", columns.astype(dtype), chunks.erase).astype(dtype)
+        values = jnp.einsum("nbgrij,nbgrjv->nbgriv", inverse.astype(dtype), values)
+        erase = jnp.einsum("nbgrij,nbgjk->nbgrik", columns.astype(dtype), chunks.erase)
     return chunks._replace(values=values, erase=erase)
 
 
@@ -218,20 +233,20 @@ def _decayed_by_head(
     last = sums[..., -1:]
     pairs = _factor(sums[..., :, None] - sums[..., None, :], seen.pairs)
 
-    def products(x: Array) -> Array:
-        return _product("nbgik,nbgjk->nbgij", x, key)[:, :, :, None] * pairs
+    def decayed(x: Array) -> Array:
+        return x[:, :, :, None].astype(WIDE) * pairs
 
     chunks = _Chunks(
         query=query,
         key=key,
         values=values,
-        scores=products(query).astype(values.dtype),
+        scores=decayed(jnp.einsum("nbgik,nbgjk->nbgij", query, key)).astype(values.dtype),
         erase=key if has_delta else None,
         read=_factor(sums, seen.before)[..., None],
         write=_factor(last - sums, seen.after)[..., None],
         keep=_factor(last, seen.through)[..., None],
     )
-    return chunks, products(key) if has_delta else None
+    return chunks, decayed(_gram(key)) if has_delta else None
 
 
 def _decayed_by_channel(
@@ -262,12 +277,12 @@ def _decayed_by_channel(
 def _states(chunks: _Chunks, blocks: int, size: int) -> Array:
     """Return the state before each chunk, in the format of products."""
     dtype, value_dim = chunks.values.dtype, chunks.values.shape[-1]
-    added = _product("nbgck,nbgrcv->nbgrkv", chunks.key, _left(chunks.values, chunks)).astype(dtype)
+    added = jnp.einsum("nbgck,nbgrcv->nbgrkv", chunks.key, _left(chunks.values, chunks))
     rows, key_dim = added.shape[1:4], added.shape[-2]
     start, erase, is_one = jnp.zeros((*rows, key_dim, value_dim), WIDE), None, blocks == size == 1
     with jax.named_scope(PARALLEL):
         if chunks.erase is not None:
-            erase = _product("nbgck,nbgrcj->nbgrkj", chunks.key, _left(chunks.erase, chunks)).astype(dtype)
+            erase = jnp.einsum("nbgck,nbgrcj->nbgrkj", chunks.key, _left(chunks.erase, chunks))
             if not is_one:
                 # States are linear in the first one, by a matrix: a state that begins as the identity.
                 whole = jnp.broadcast_to(jnp.eye(key_dim, dtype=WIDE), (*rows, key_dim, key_dim))
@@ -282,10 +297,8 @@ def _states(chunks: _Chunks, blocks: int, size: int) -> Array:
             kept = jnp.concatenate([jnp.ones_like(kept[:1]), kept[:-1]])
             return (states + kept * _first_states(last, value_dim, blocks, size)[None]).astype(dtype)
         first = _first_states(last, value_dim, blocks, size).astype(dtype)
-        # Of each chunk: XLA's compiler for CPUs has no product in bf16 with one of all.
         first = jnp.broadcast_to(first[None], (states.shape[0], *first.shape))
-        more = _product("nbgrkj,nbgrjv->nbgrkv", states[..., value_dim:], first)
-        return (states[..., :value_dim] + more).astype(dtype)
+        return states[..., :value_dim] + jnp.einsum("nbgrkj,nbgrjv->nbgrkv", states[..., value_dim:], first)
 
 
 def _left(x: Array, chunks: _Chunks) -> Array:
@@ -357,7 +370,7 @@ def _linear_forward(initial: Array, keep: Array, erase: Array | None, added: Arr
         keep, erase, added = chunk
         narrow = state.astype(added.dtype)
         state = keep * state + jnp.pad(added.astype(WIDE), wider)
-        return state if erase is None else state - _product("bgrkj,bgrjv->bgrkv", erase, narrow), narrow
+        return state if erase is None else state - _wide_product("bgrkj,bgrjv->bgrkv", erase, narrow), narrow
 
     last, states = jax.lax.scan(one, initial, (keep, erase, added))
     return (states, last), (keep, erase, added[:0], states)
@@ -371,13 +384,13 @@ def _linear_backward(saved: tuple[Array, Array | None, Array, Array], gradients:
         narrow = d_state.astype(like.dtype)
         d_state = keep * d_state + d_read
         if erase is not None:
-            d_state = d_state - _product("bgrjk,bgrjv->bgrkv", erase, narrow)
+            d_state = d_state - _wide_product("bgrjk,bgrjv->bgrkv", erase, narrow)
         return d_state, narrow
 
     d_initial, d_states = jax.lax.scan(one, gradients[1], (keep, erase, gradients[0]), reverse=True)
     d_erase = None
     if erase is not None:
-        d_erase = -_product("nbgrkv,nbgrjv->nbgrkj", d_states, states).astype(erase.dtype)
+        d_erase = -jnp.einsum("nbgrkv,nbgrjv->nbgrkj", d_states, states)
     ones = tuple(dim for dim, size in enumerate(keep.shape) if size == 1 and dim > 3)
     d_keep = jnp.sum(d_states.astype(WIDE) * states.astype(WIDE), axis=ones, keepdims=True)
     return d_initial, d_keep, d_erase, d_states[..., : like.shape[-1]]
