@@ -17,9 +17,11 @@ Chunks of C tokens are computed by products. With G the sum of log decays from t
     out = exp(G) Q S + lower part of (q_i . k_j) exp(G_i - G_j) new
     S  <- exp(G_C) S + (exp(G_C - G) K)^T new
 
-A loop over chunks has the two products that need the state of the chunk before; all others run for all chunks
-at once. No exponent is positive: differences of G are masked before `exp`, and decays per key dimension are
-split at the middle of each block (`pair_sums`). The inverse is made of products of blocks, halves of halves.
+The last line is linear in S. Its matrix, exp(G_C) I - (exp(G_C - G) K)^T W, and what it adds are computed for
+all chunks at once, so that a loop over chunks has one product: its rounds are small, and a GPU launches each
+kernel of each. No exponent is positive: differences of G are masked before `exp`, and decays per key
+dimension are split at the middle of each block (`pair_sums`). The inverse is made of products of blocks,
+halves of halves.
 
 Numbers: products take the inputs' format and sum in float32; decays, the inverse and states are float32. A
 product reads a state rounded to the inputs' format, as the kernels of flash-linear-attention do. A decay is
@@ -39,15 +41,14 @@ in the products with states, so these count as the model's. Those within a chunk
 work: executed FLOPs alone (scope `needed_0_of_1`). For a token and value head, forward, R value heads to a
 key head:
 
-    delta rule                      2 C (2 K / R + K + 2 V) + inverse
-    with decays of key dimensions   2 (C - 16) K + 2 C (K + 2 V) + inverse
+    delta rule                      2 C (2 K / R + K + 2 V) + 2 K^2 (1 + V / C) + inverse
+    with decays of key dimensions   2 (C - 16) K + 2 C (K + 2 V) + 2 K^2 (1 + V / C) + inverse
     without the delta rule          2 C (K / R + V)
     inverse                         3,072 + 2 (16^2 + 32^2 + ... + (C / 2)^2), for C of 16 or more
 
-Backward twice as many but for the inverse, which has 4 C^2, and the forward pass once more. Over `context`,
-the products that change states have V + K columns in place of V, of which V are the model's, and the
-corrections 2 K V (K / C + 1) more.
-
+Backward twice as many, but 4 C^2 for the inverse and half for the products of keys with keys; and the forward
+pass once more. Over `context` the loop of the delta rule has V + K columns in place of V, and 2 K^2 V / C are
+for the states before pieces.
 """
 
 from __future__ import annotations
@@ -64,8 +65,6 @@ from .pieces import of_all_pieces, of_own_pieces
 PARALLEL = "needed_0_of_1"
 """The scope of products which the recurrence does not need."""
 WIDE = jnp.float32
-LEAST_CHUNKS = 16
-"""Chunks of a sequence that is cut into blocks."""
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -117,10 +116,8 @@ def chunked_scan(
     """
     batch, length, heads, value_dim = steps.value.shape
     chunk = min(chunk, 1 << (length - 1).bit_length())
-    blocks = _num_blocks(-(-length // chunk))
-    rows: Any = jax.tree.map(lambda x: _in_rows(x, blocks, chunk), (steps, begins))
-    chunks = _prepared(*rows, chunk)
-    states = _states(chunks, blocks, size)
+    chunks = _prepared(steps, begins, chunk)
+    states = _states(chunks, size)
     new = chunks.values
     if chunks.erase is not None:
         new = new - jnp.einsum("nbgrck,nbgrkv->nbgrcv", chunks.erase, states)
@@ -130,23 +127,6 @@ def chunked_scan(
         out = out + jnp.einsum("nbgrij,nbgrjv->nbgriv", chunks.scores, new).astype(WIDE)
     out = out.astype(steps.value.dtype).transpose(1, 0, 4, 2, 3, 5)
     return out.reshape(batch, -1, heads, value_dim)[:, :length]
-
-
-def _num_blocks(num_chunks: int) -> int:
-    """Return into how many blocks a sequence is cut that run side by side: a power of two near its root.
-
-    A loop's round costs a GPU several launches, however little it computes.
-    """
-    return 1 if num_chunks < LEAST_CHUNKS else 1 << (num_chunks.bit_length() // 2)
-
-
-def _in_rows(x: Array, blocks: int, chunk: int) -> Array:
-    """Return `x` [batch, sequence, ...] with blocks of whole chunks as rows, padded with zeros.
-
-    Zeros write nothing and decay nothing.
-    """
-    padded = jnp.pad(x, [(0, 0), (0, -x.shape[1] % (blocks * chunk))] + [(0, 0)] * (x.ndim - 2))
-    return padded.reshape(x.shape[0] * blocks, -1, *x.shape[2:])
 
 
 def _wide_product(dims: str, *factors: Array) -> Array:
@@ -169,7 +149,11 @@ _gram.defvjp(lambda key: (_gram(key), key), _gram_backward)
 
 
 def _in_chunks(x: Array, chunk: int, *heads: int) -> Array:
-    """Return `x` [batch, sequence, heads, ...] as [chunks, batch, *heads, tokens, ...]."""
+    """Return `x` [batch, sequence, heads, ...] as [chunks, batch, *heads, tokens, ...], padded with zeros.
+
+    Zeros write nothing and decay nothing.
+    """
+    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk)] + [(0, 0)] * (x.ndim - 2))
     x = x.reshape(x.shape[0], -1, chunk, *heads, *x.shape[3:])
     inner = range(3, 3 + len(heads))
     return x.transpose(1, 0, *inner, 2, *range(3 + len(heads), x.ndim))
@@ -274,29 +258,29 @@ def _decayed_by_channel(
     return chunks, pairs[1] if has_delta else None
 
 
-def _states(chunks: _Chunks, blocks: int, size: int) -> Array:
+def _states(chunks: _Chunks, size: int) -> Array:
     """Return the state before each chunk, in the format of products."""
     dtype, value_dim = chunks.values.dtype, chunks.values.shape[-1]
     added = jnp.einsum("nbgck,nbgrcv->nbgrkv", chunks.key, _left(chunks.values, chunks))
     rows, key_dim = added.shape[1:4], added.shape[-2]
-    start, erase, is_one = jnp.zeros((*rows, key_dim, value_dim), WIDE), None, blocks == size == 1
+    start, erase = jnp.zeros((*rows, key_dim, value_dim), WIDE), None
     with jax.named_scope(PARALLEL):
         if chunks.erase is not None:
             erase = jnp.einsum("nbgck,nbgrcj->nbgrkj", chunks.key, _left(chunks.erase, chunks))
-            if not is_one:
+            if size > 1:
                 # States are linear in the first one, by a matrix: a state that begins as the identity.
                 whole = jnp.broadcast_to(jnp.eye(key_dim, dtype=WIDE), (*rows, key_dim, key_dim))
                 start = jnp.concatenate([start, whole], axis=-1)
         found: Any = _linear_states(start, chunks.keep, erase, added)
         states, last = found
-        if is_one:
+        if size == 1:
             return states
         if erase is None:
             kept = jnp.cumprod(chunks.keep, axis=0)
             last = jnp.concatenate([last, jnp.broadcast_to(kept[-1], (*last.shape[:-1], 1))], axis=-1)
             kept = jnp.concatenate([jnp.ones_like(kept[:1]), kept[:-1]])
-            return (states + kept * _first_states(last, value_dim, blocks, size)[None]).astype(dtype)
-        first = _first_states(last, value_dim, blocks, size).astype(dtype)
+            return (states + kept * _first_states(last, value_dim, size)[None]).astype(dtype)
+        first = _first_states(last, value_dim, size).astype(dtype)
         first = jnp.broadcast_to(first[None], (states.shape[0], *first.shape))
         return states[..., :value_dim] + jnp.einsum("nbgrkj,nbgrjv->nbgrkv", states[..., value_dim:], first)
 
@@ -306,44 +290,23 @@ def _left(x: Array, chunks: _Chunks) -> Array:
     return x if chunks.write is None else (x * chunks.write).astype(x.dtype)
 
 
-def _first_states(ends: Array, value_dim: int, blocks: int, size: int) -> Array:
-    """Return the state before each row's first chunk, from all rows' last states.
+def _first_states(ends: Array, value_dim: int, size: int) -> Array:
+    """Return the state before each of the device's pieces, from the last states of all pieces.
 
     Args:
-        ends: of rows, which are blocks of pieces: the state after one that starts with zeros [rows, ...,
-            key_dim, value_dim], and beside it how that depends on the first state: a matrix [key_dim,
-            key_dim], or its only column where it is diagonal.
+        ends: the state after a piece that starts with zeros [rows, ..., key_dim, value_dim], and beside it
+            how it depends on the first state: a matrix [key_dim, key_dim], or its only column where it is
+            diagonal.
         value_dim: the width of the former.
-        blocks: neighbouring rows that are one piece.
-        size: the devices that share a sequence, whose pieces `of_all_pieces` gathers.
+        size: the devices that share a sequence.
     """
-    of_blocks = jnp.moveaxis(ends.reshape(-1, blocks, *ends.shape[1:]), 1, 0)
-    begin = jnp.zeros_like(of_blocks[0, ..., :value_dim])
-    if size == 1:
-        before, _ = _one_by_one(begin, of_blocks, value_dim)
-    else:
-        # How states depend on the piece's first one, beside what earlier blocks of it have added.
-        key_dim, width = ends.shape[-2], ends.shape[-1] - value_dim
-        whole = jnp.ones((key_dim, 1), WIDE) if width == 1 else jnp.eye(key_dim, dtype=WIDE)
-        whole = jnp.broadcast_to(whole, (*begin.shape[:-1], width))
-        before, end = _one_by_one(jnp.concatenate([begin, whole], axis=-1), of_blocks, value_dim)
-        of_all = of_all_pieces(end, size)
-        of_pieces, _ = _one_by_one(jnp.zeros_like(of_all[0, ..., :value_dim]), of_all, value_dim)
-        first = of_own_pieces(of_pieces, size)[None]
-        before = before[..., :value_dim] + _depending(before[..., value_dim:], first)
-    return jnp.moveaxis(before, 0, 1).reshape(*ends.shape[:-1], value_dim)
-
-
-def _one_by_one(first: Array, ends: Array, value_dim: int) -> tuple[Array, Array]:
-    """Return the state before each of several parts in a row, and the last one; `ends` as above."""
 
     def one(state: Array, end: Array) -> tuple[Array, Array]:
-        found = _depending(end[..., value_dim:], state)
-        wider = [(0, 0)] * (end.ndim - 1) + [(0, found.shape[-1] - value_dim)]
-        return found + jnp.pad(end[..., :value_dim], wider), state
+        return _depending(end[..., value_dim:], state) + end[..., :value_dim], state
 
-    last, before = jax.lax.scan(one, first, ends)
-    return before, last
+    of_all = of_all_pieces(ends, size)
+    _, before = jax.lax.scan(one, jnp.zeros_like(of_all[0, ..., :value_dim]), of_all)
+    return of_own_pieces(before, size)
 
 
 def _depending(dependence: Array, state: Array) -> Array:
