@@ -63,10 +63,11 @@ def test_the_vectors_of_a_block_by_hand():
 
 def test_layers_without_positions_make_groups():
     model = load_config("bytes-nano", ["model.num_layers=12", "model.no_rope_every=4"]).model
-    assert (model.windows, model.turns) == ((None,) * 4, (True, True, True, False))
+    assert model.windows == (None,) * 4
+    assert [kind.has_positions for kind in model.period] == [True, True, True, False]
     changes = ["model.num_layers=12", "model.no_rope_every=4", "model.window=8", "model.global_every=6"]
     both = load_config("bytes-nano", changes).model
-    assert [layer for layer, turned in enumerate(both.turns, 1) if not turned] == [4, 8, 12]
+    assert [layer for layer, kind in enumerate(both.kinds, 1) if not kind.has_positions] == [4, 8, 12]
     assert [layer for layer, window in enumerate(both.windows, 1) if window is None] == [6, 12]
 
 
@@ -151,6 +152,7 @@ def test_the_head_dim_follows_from_embed_and_heads_unless_given():
             "model.no_rope_every = 4 has no effect without rotary positions",
             "leave no_rope_every out",
         ),
+        (["position_growth=0.1"], "= 0.1 has no effect without rope_original", "leave position_growth out"),
         (["score_scale=0.1", "score_dim=8"], "= 0.1 is in place of score_dim = 8", "leave one of them out"),
         (["query_rank=8"], "model.query_rank = 8 has no effect without latent_rank", "leave query_rank out"),
         (["value_dim=8"], "model.value_dim = 8 has no effect without latent_rank", "leave value_dim out"),

@@ -256,6 +256,7 @@ def test_shared_experts_are_an_mlp_of_their_width_beside(context):
     silent = values(expert_parameters(config))
     silent["down"] = jnp.zeros_like(silent["down"])
     parameters["layers"]["experts"] = {name: jnp.stack([w, w]) for name, w in silent.items()}
+    parameters["layers"]["shared"] = parameters["layers"].pop("mlp")
     found, metrics = jax.jit(loss_of(config, context()))(parameters)
     np.testing.assert_allclose(found, wanted + 0.1 * metrics["balancing_loss"], rtol=FLOAT32)
 

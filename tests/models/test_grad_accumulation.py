@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.compiler import read_text
-from meshwright.config import load_config
+from meshwright.config import holds_layers, load_config
 from meshwright.trainer.models import initial_parameters
 from meshwright.trainer.models.grad_accumulation import slice_layer
 from meshwright.trainer.models.transformer import Transformer
@@ -31,6 +31,10 @@ MODELS = {
     "no loop": ("bytes-nano", "model.num_layers=3", "layer_loop=unroll"),
     "groups, the last not whole": ("bytes-nano", "model.num_layers=5", *TWO_WINDOWS),
     "groups by policy": ("bytes-nano", "model.num_layers=4", "remat=full-every-2"),
+    "several kinds": (
+        *("bytes-moe", "model.num_layers=7", "model.dense_mlp_dim=24", "model.window=4"),
+        "model.layer_pattern=local+experts mlp local+experts mlp local+experts mlp attention",
+    ),
     "dense layers first": ("bytes-moe", "model.num_layers=3", *DENSE),
 }
 
@@ -45,7 +49,7 @@ def test_the_gradient_of_the_sums_is_the_sums_and_the_layers_gradients(name, axe
     model, run = Transformer(config.model), context(remat=config.remat, layer_loop=config.layer_loop, **axes)
     parameters = jax.jit(lambda: initial_parameters(model.parameters(), jax.random.key(0)))()
     tokens = jnp.asarray(np.random.default_rng(0).integers(32, size=(4, 17)), jnp.int32)
-    groups = [group for group in ("layers", "dense_layers") if group in parameters]
+    groups = [group for group in parameters if holds_layers(group)]
     assert set(model.summed(run)) == (set() if axes or config.layer_loop == "unroll" else set(groups))
     sums = {group: jax.tree.map(jnp.ones_like, parameters[group]) for group in groups}
 

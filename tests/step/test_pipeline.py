@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.config import load_config
+from meshwright.config import load_config, padded_layers
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec, replica_axes
 from meshwright.trainer.models import Context, initial_parameters, is_parameter, model_of
 from meshwright.trainer.models.loss import LEFT_OUT
@@ -110,6 +110,7 @@ class Run:
             schedule=self.config.pipeline,
             num_chunks=self.config.pipeline_chunks,
             num_layers=self.config.model.num_layers,
+            num_padded_layers=padded_layers(self.config, mesh.shape[AXIS]),
             context_of=functools.partial(self.context_of, mesh),
             shardings=self.laid(mesh),
             axes=replica_axes(mesh),
@@ -188,6 +189,7 @@ FOUR_FSDP = {"stage": 4, "fsdp": 2}
 DROPOUT = ("model.dropout=0.2",)
 EIGHT = ("model.num_layers=8",)
 TWO_WINDOWS = ("model.num_layers=8", "model.window=4", "model.global_every=2")
+KINDS = ("model.num_layers=12", "model.layer_pattern=attention+mlp mlp attention", "remat=dots")
 TWO, FOUR = ("pipeline_chunks=2",), ("pipeline_chunks=4",)
 WIDE, LONG = pytest.mark.wide, pytest.mark.long
 # The axes, the microbatches, what changes the model, and what changes none of its numbers.
@@ -209,6 +211,8 @@ CASES = [
     ),
     pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=LONG),
     pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=LONG),
+    pytest.param({"stage": 2}, 2, KINDS, (), id="layers of several kinds"),
+    pytest.param({"stage": 2, "fsdp": 2}, 4, KINDS, TWO, id="two chunks, several kinds", marks=LONG),
     pytest.param(
         *({"stage": 4}, 4, ("model.num_layers=6",), ("remat=full-every-2",)),
         id="six layers over four stages, every second block repeated",

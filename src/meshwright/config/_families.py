@@ -93,6 +93,7 @@ class Family:
     inverses: Mapping[str, str] = field(default_factory=dict[str, str])
     unturned: str = "none"
     rope_alpha: bool = False
+    rope_growth: bool = False
 
 
 _MERGED = ("keys", "fixed", "defaults", "weights")

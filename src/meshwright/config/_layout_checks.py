@@ -80,7 +80,7 @@ def padded_layers(config: RunConfig, num_stages: int) -> int:
     >>> padded_layers(load_config("llama3-405b"), 16)  # of 126
     128
     """
-    group = len(config.model.windows) if isinstance(config.model, TransformerModel) else 1
+    group = len(config.model.period) if isinstance(config.model, TransformerModel) else 1
     unit = num_stages * group
     return -(-_num_layers(config) // unit) * unit
 
@@ -306,9 +306,14 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
                 f"= {size} is less than stage = {stages}",
                 f"use stage={size}" + " or less" * (size > 1),
             )
-    group = len(model.windows)
+    group = len(model.period)
     groups = padded_layers(config, stages) // stages // group
-    if groups % chunks:
+    repeats = model.num_stacked_layers // group
+    if model.layer_pattern and stages <= repeats and repeats % stages:
+        # Layers of one kind are padded; of several kinds, each array would have padding of its own.
+        what = f"has {group} layers and repeats {repeats} times, over which stage = {stages} does not divide"
+        yield "model.layer_pattern", what, f"use stage={or_list(near_divisors(repeats, stages))}"
+    elif groups % chunks:
         held = f"{groups} groups of {group} layers" if group > 1 else f"{groups} layers"
         what = f"= {chunks} does not divide the {held} of each of stage = {stages}"
         yield "pipeline_chunks", what, f"use pipeline_chunks = {or_list(near_divisors(groups, chunks))}"
@@ -330,7 +335,7 @@ def _group_problems(config: RunConfig, num_layers: int, stages: int) -> Iterator
     model = config.model
     assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
     size = model.group_size(config.remat)
-    if size > len(model.windows) and (num_layers % size or model.num_stacked_layers % size):
+    if size > len(model.period) and (num_layers % size or model.num_stacked_layers % size):
         what = (
             f"= {config.remat!r} has groups of {size} blocks, and of the {model.num_stacked_layers} layers "
         )

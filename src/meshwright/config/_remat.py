@@ -156,7 +156,7 @@ def in_order(results: tuple[str, ...]) -> str:
 
 def results_of(model: TransformerModel) -> tuple[str, ...]:
     """Return the results that a model's blocks make."""
-    has_mlp = model.num_experts is None or model.num_dense_layers or model.shared_dim
+    has_mlp = model.count(mlp="mlp") or model.shared_dim
     gated, routed = model.mlp == "gated", model.num_experts is not None
     lacks: set[str] = set()
     lacks |= {"latents"} if model.latent_rank is None else set()

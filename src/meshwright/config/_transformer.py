@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from ._layer_kinds import (
+    FIRST_LAYERS,
+    GLOBAL_ATTENTION,
+    LAYERS,
+    LayerKind,
+    Stretch,
+    kind_of,
+    stretches_of,
+    words_of,
+)
 from ._model_kind import ModelSizes
+from ._rope_keys import RopeKeys
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -23,18 +34,16 @@ from ._section import (
     Positive,
     PositiveFloat,
     Problem,
-    Share,
     near_divisors,
     or_list,
     raise_problems,
 )
-from ._state_keys import StateKeys
 from ._transformer_checks import transformer_problems
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(StateKeys):
+class TransformerModel(RopeKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -49,6 +58,12 @@ class TransformerModel(StateKeys):
     """Blocks of attention and MLP.
     Effect: parameters, FLOPs and saved activations grow in proportion. Where `stage` does not divide it, the
     stages are padded. Unit: layers"""
+    layer_pattern: str = ""
+    """Parts of each layer, in words for one layer after the other; the words repeat up to `num_layers`.
+    A word is a mixer (`attention`, `local`: attention with `window`, `nope`: attention without positions,
+    `delta`, `mamba`), an MLP (`mlp`, `experts`), or both as in "delta+experts"; *3 repeats a word.
+    Effect: each layer has the parameters and FLOPs of its own parts; stages hold whole patterns.
+    Default: attention and an MLP, or experts, in each"""
     embed_dim: Positive
     """Width of the residual stream.
     Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
@@ -79,55 +94,13 @@ class TransformerModel(StateKeys):
     norm_epsilon: PositiveFloat = 1e-5
     """Number added to the mean square under the norm's root.
     Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed. Unit: none"""
-    position: Literal["rotary", "learned"] = "rotary"
-    """Rotary positions, or a learned table that is added.
+    position: Literal["rotary", "learned", "none"] = "rotary"
+    """Rotary positions, a learned table that is added, or none beside the order that attention sees.
     Rotary ones turn queries and keys by angles.
     Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`."""
     max_positions: OptionalPositive = None
     """Rows of the learned position table.
     Effect: the longest sequence; a row of `embed_dim` parameters each. Unit: positions"""
-    rope_theta: OptionalPositiveFloat = None
-    """Base of the rotary wavelengths.
-    Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
-    rope_factor: OptionalPositiveFloat = None
-    """The factor by which slow rotary wavelengths are stretched, as in Llama 3.1.
-    Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
-    `rope_original_positions` / `rope_high_factor` are not, and those between in part.
-    Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
-    rope_stretching: Literal["llama3", "linear", "yarn", "longrope"] = "llama3"
-    """The rule by which wavelengths between the two limits are stretched.
-    `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), `linear`
-    stretches all wavelengths alike, and `longrope` each by a number of its own (Ding et al. 2024).
-    Effect: that of `rope_factor`, without which it has none; `longrope` needs lists in its place."""
-    rope_short_factors: tuple[PositiveFloat, ...] = ()
-    """The numbers by which `longrope` stretches the wavelengths, one for each pair of turned numbers.
-    In sequences of at most `rope_original_positions`.
-    Effect: nothing that is weighed. Unit: none"""
-    rope_long_factors: tuple[PositiveFloat, ...] = ()
-    """The numbers by which `longrope` stretches the wavelengths in longer sequences.
-    Effect: nothing that is weighed. Unit: none"""
-    rope_gain: PositiveFloat = 1.0
-    """Multiplies the sines and cosines of stretched wavelengths, as YaRN and LongRoPE do.
-    Effect: scores of the turned numbers grow with its square; nothing that is weighed. Unit: none"""
-    rope_magnitude: NotNegativeFloat = 0.0
-    """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
-    They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
-    Effect: nothing that is weighed. Unit: none"""
-    rope_rounded: bool = True
-    """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
-    Effect: nothing that is weighed."""
-    rope_interleaved: bool = False
-    """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
-    Effect: nothing that is weighed."""
-    rope_low_factor: PositiveFloat = 1.0
-    """Divides `rope_original_positions` to give the wavelength above which all are stretched.
-    Effect: that of `rope_factor`, without which it has none. Unit: none"""
-    rope_high_factor: PositiveFloat = 4.0
-    """Divides `rope_original_positions` to give the wavelength below which none is stretched.
-    Effect: that of `rope_factor`, without which it has none. Unit: none"""
-    rope_original_positions: OptionalPositive = None
-    """Length of the sequences of pretraining, before the wavelengths were stretched.
-    Effect: that of `rope_factor`, which needs it. Unit: positions"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
@@ -166,6 +139,12 @@ class TransformerModel(StateKeys):
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
     Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    value_norm: bool = False
+    """RMSNorm without a scale of each head's values (Gemma 4).
+    Effect: elementwise arithmetic."""
+    attention_gate: bool = False
+    """Multiply attention's output by the sigmoid of a linear map of its input, as Qwen3-Next does.
+    Effect: as many parameters more per layer of attention as queries have."""
     qk_norm_turned: bool = False
     """Norm queries and keys after positions have turned them, as Hunyuan does; with `qk_norm`.
     Effect: nothing that is weighed."""
@@ -190,9 +169,6 @@ class TransformerModel(StateKeys):
     one_norm: bool = False
     """Give attention and MLP of a `parallel` block the same norm, as Cohere's models do.
     Effect: a norm fewer per layer."""
-    rotary_share: Share = 1.0
-    """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
-    Effect: nothing that is weighed. Unit: share"""
     window: OptionalPositive = None
     """Positions that attention sees, its own and those before it, as in Mistral.
     Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence.
@@ -203,10 +179,22 @@ class TransformerModel(StateKeys):
     no_rope_every: OptionalPositive = None
     """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
     Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
-    rope_local_theta: OptionalPositiveFloat = None
-    """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
-    Effect: nothing that is weighed. Unit: none
-    Default: as in the other layers"""
+    global_head_dim: OptionalPositive = None
+    """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
+    Effect: the parameters and FLOPs of attention in those layers; no fused kernel takes more than 256.
+    Unit: numbers
+    Default: `head_dim`"""
+    global_kv_heads: OptionalPositive = None
+    """Key and value heads of those layers; needs `global_head_dim`.
+    Effect: that of `num_kv_heads`, in those layers. Unit: heads
+    Default: `num_kv_heads`"""
+    global_key_is_value: bool = False
+    """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
+    Effect: one matrix fewer in each of them."""
+    layer_factor: bool = False
+    """Multiply each layer's output by a number of its own, as Gemma 4 does.
+    It is read from files and saved, and no gradient changes it.
+    Effect: a number per layer, not counted as parameters."""
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
     The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
@@ -300,8 +288,8 @@ class TransformerModel(StateKeys):
     Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
     expert_load: AtLeastOne = 1.0
     """Tokens of the device whose experts get most, over the mean of all devices, as far as prices go.
-    Effect: multiplies the experts' predicted time, their messages and their buffers; the program is the same.
-    1.0 is a balanced router. Unit: none"""
+    Effect: multiplies the predicted time of the experts and of their messages; the program is the same. With
+    `capacity_factor` it changes nothing. 1.0 is a balanced router. Unit: none"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
@@ -315,32 +303,29 @@ class TransformerModel(StateKeys):
         (2 E for a LayerNorm with bias), of which a block has 1 to 4:
             V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP (+ 2 of an xIELU))
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
-                                                    or (H + K) D for one of all)
+                                                    or (H + K) D for one of all; + E H D for a gate)
             MLP       = G E M                      (+ (G - 1) M + E biases)
         With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X; biases of experts
         X ((G - 1) M + E + 1), sinks H, a bias of attention's output E. Shared experts may have their own M,
         and a gate of E. The first layers without experts have their own M. With a latent of width R, one of
         Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
+        A layer has the parts that `layer_pattern` names, with a norm (n) for each. Layers that see all
+        positions may have their own D and K, and no matrix of values.
         """
         norm = self.embed_dim * (2 if self.has_norm_biases else 1)
-        num_norms = (1 if self.one_norm else 2) * (2 if self.norm_place == "both" else 1)
-        block = num_norms * norm + (self.latent_rank or 0) + (self.query_rank or 0)
-        block += 2 if self.activation == "xielu" else 0
-        block += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
-        if self.bias or self.qkv_bias:
-            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        if self.bias:
-            block += self.embed_dim + (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
-        if self.qk_norm != "none":
-            heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
-            block += sum(heads) * self.head_dim
+        attention = sum(count * model._num_attention_vectors for model, count in self.attentions)
+        mlp = ((self._num_mlp_matrices - 1) * self.plain_mlp_dim + self.embed_dim) * self.bias
+        mlp += 2 if self.activation == "xielu" else 0
+        parts = sum((kind.mixer is not None) + (kind.mlp is not None) for kind in self.kinds)
+        parts = self.num_layers if self.one_norm else parts
+        norms = parts * norm * (2 if self.norm_place == "both" else 1)
+        vectors = attention + self.count(mlp="mlp") * mlp + norms
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
-        experts = (
-            self.num_expert_layers * (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
-        )
-        return tables * self.embed_dim + norm + self.num_layers * block + matrices + experts
+        biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        vectors += self.num_expert_layers * biases
+        return tables * self.embed_dim + norm + vectors + matrices
 
     @property
     def num_active_parameters(self) -> int:
@@ -381,7 +366,11 @@ class TransformerModel(StateKeys):
                 "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
                 "embed": {"model.embed_dim": width},
                 "heads": {"model.num_heads": self.num_heads, **self.state_sizes("heads")},
-                "kv_heads": {"model.num_kv_heads": self.num_kv_heads, **self.state_sizes("kv_heads")},
+                "kv_heads": {
+                    "model.num_kv_heads": self.num_kv_heads,
+                    **({"model.global_kv_heads": heads} if (heads := self.global_kv_heads) else {}),
+                    **self.state_sizes("kv_heads"),
+                },
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
                     **{
@@ -399,30 +388,64 @@ class TransformerModel(StateKeys):
         )
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Return the window of each layer of a group. None sees all positions.
-
-        Groups repeat: after as many layers both windows and `turns` are what they were.
-        """
-        every = self.global_every
-        group = (self.window,) if every is None else (*(self.window,) * (every - 1), None)
-        return group * (math.lcm(len(group), self.no_rope_every or 1) // len(group))
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Return the stretches of layers, each of which has stacked parameters of its own."""
+        if self.layer_pattern:
+            kinds = tuple(kind_of(word, self.window) for word in words_of(self.layer_pattern))
+            return stretches_of(kinds, self.num_layers)
+        mlp, first = "mlp" if self.num_experts is None else "experts", self.num_dense_layers
+        every, turned = self.global_every or 1, self.no_rope_every or 1
+        period = tuple(
+            LayerKind(
+                "attention",
+                mlp,
+                window=None if self.global_every and number % every == 0 else self.window,
+                has_positions=not (self.no_rope_every and number % turned == 0),
+            )
+            for number in range(1, math.lcm(every, turned) + 1)
+        )
+        layers = Stretch(LAYERS, period, self.num_layers - first, first)
+        dense = (LayerKind("attention", "mlp", self.window),)
+        return (Stretch(FIRST_LAYERS, dense, first, 0), layers) if first else (layers,)
 
     @property
-    def turns(self) -> tuple[bool, ...]:
-        """Return whether positions turn the queries and keys of each layer of a group."""
-        has_positions = self.position == "rotary"
-        every = self.no_rope_every or len(self.windows) + 1
-        return tuple(has_positions and layer % every != 0 for layer in range(1, len(self.windows) + 1))
+    def kinds(self) -> Iterator[LayerKind]:
+        """Return the kind of each layer."""
+        return (kind for stretch in self.stretches for kind in stretch.kinds)
+
+    @property
+    def period(self) -> tuple[LayerKind, ...]:
+        """Return the kinds of the layers that stages share; groups of layers repeat them."""
+        return self.stretches[-1].period
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the window of each layer of the period; None sees all positions, or is no attention."""
+        return tuple(kind.window for kind in self.period)
+
+    def count(self, *, mixer: str | None = None, mlp: str | None = None) -> int:
+        """Return the number of layers with this mixer, or with this MLP.
+
+        >>> from ._load import load_config
+        >>> load_config("mixtral-8x7b").model.count(mlp="experts")
+        32
+        """
+        return sum(stretch.count(mixer=mixer, mlp=mlp) for stretch in self.stretches)
 
     def group_size(self, remat: str) -> int:
-        """Return the number of layers after which their windows, and their policies under `remat`, repeat."""
-        return math.lcm(len(self.windows), len(block_policies(remat)))
+        """Return the number of layers after which their kinds, and their policies under `remat`, repeat."""
+        return math.lcm(len(self.period), len(block_policies(remat)))
+
+    @property
+    def num_first_layers(self) -> int:
+        """Number of layers without experts before those that stages share."""
+        return self.num_layers - self.num_stacked_layers
 
     @property
     def num_stacked_layers(self) -> int:
-        """Number of layers that are alike: all but the first `num_dense_layers`."""
-        return self.num_layers - self.num_dense_layers
+        """Number of layers that stages share: all but first ones without experts."""
+        layers = self.stretches[-1]
+        return layers.num_layers if layers.name == LAYERS else self.num_layers
 
     @property
     def _stacked_layers(self) -> str:
@@ -432,31 +455,69 @@ class TransformerModel(StateKeys):
     @property
     def num_expert_layers(self) -> int:
         """Number of layers with experts."""
-        return 0 if self.num_experts is None else self.num_stacked_layers
+        return self.count(mlp="experts")
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return self.count(mixer="attention")
+
+    @property
+    def of_global_layers(self) -> TransformerModel | None:
+        """Return the model whose attention is that of layers that see all positions, if that is another."""
+        if self.global_head_dim is None:
+            return None
+        changes: dict[str, Any] = {"head_dim": self.global_head_dim, "global_head_dim": None}
+        return self.model_copy(update={**changes, "num_kv_heads": self.global_kv_heads or self.num_kv_heads})
+
+    @property
+    def attentions(self) -> tuple[tuple[TransformerModel, int], ...]:
+        """Return the models whose attention layers have, with the number of such layers."""
+        unlike = self.of_global_layers
+        if unlike is None:
+            return ((self, self.num_attention_layers),)
+        wide = sum(kind.mixer == "attention" and kind.window is None for kind in self.kinds)
+        narrow = self.model_copy(update={"global_key_is_value": False})
+        return (narrow, self.num_attention_layers - wide), (unlike, wide)
+
+    def of_kind(self, kind: LayerKind) -> tuple[TransformerModel, str | None]:
+        """Return the model whose attention a layer has, and the name of the layer's mixer among its parts."""
+        if kind.mixer != "attention" or self.global_head_dim is None:
+            return self, kind.mixer
+        is_global = kind.window is None
+        return self.attentions[is_global][0], GLOBAL_ATTENTION if is_global else kind.mixer
 
     @property
     def _unlike(self) -> dict[str, int]:
         """Return in words the most stages of layers that are not alike; nothing if all are alike."""
-        size = len(self.windows)
+        size = len(self.period)
+        if self.stretches[-1].name != LAYERS:
+            return {"the most stages for a model.layer_pattern that does not repeat as a whole": 1}
         if size == 1:
             return {}
-        whole = self.num_layers // size if self.num_layers % size == 0 else 1
+        whole = self.num_stacked_layers // size if self.num_stacked_layers % size == 0 else 1
         named = [name for name in ("global_every", "no_rope_every") if getattr(self, name) == size]
+        named += ["layer_pattern"] if self.layer_pattern else []
         which = f"model.{named[0]} = {size} layers" if named else f"{size} layers"
         return {f"the most stages for whole groups of {which}": whole}
 
     def seen_positions(self, length: int) -> float:
         """Return the positions that a token of a sequence sees on average over tokens and layers.
 
-        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S).
+        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S); none in a layer without
+        attention. Wider heads count by their width.
 
         >>> from ._load import load_config
         >>> load_config("llama3-8b").model.seen_positions(8192)
         4096.0
         """
-        seen = [min(window or length, length) for window in self.windows]
-        each = [seen[layer % len(seen)] for layer in range(self.num_layers)]
-        return sum(window - window**2 / (2 * length) for window in each) / self.num_layers
+        wider = (self.global_head_dim or self.head_dim) / self.head_dim
+        seen = [
+            (min(kind.window or length, length), wider if kind.window is None else 1.0)
+            for kind in self.kinds
+            if kind.mixer == "attention"
+        ]
+        return sum(width * (window - window**2 / (2 * length)) for window, width in seen) / self.num_layers
 
     def unrolls(
         self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
@@ -475,7 +536,7 @@ class TransformerModel(StateKeys):
         # saves its input alone has little to copy; experts compile slowly, each by itself.
         one_gpu = platform == "cuda" and num_devices == 1
         worth = one_gpu and "full" not in block_policies(remat) and self.num_experts is None
-        return worth and num_layers <= MOST_BY_ITSELF and len(self.windows) == 1
+        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == 1
 
     @property
     def has_fp8_products(self) -> bool:
@@ -523,7 +584,8 @@ class TransformerModel(StateKeys):
         """Number of weights of one layer's attention."""
         width, heads = self.embed_dim, self.num_heads
         if self.latent_rank is None:
-            return 2 * width * (heads + self.num_kv_heads) * self.head_dim
+            gate = width * heads * self.head_dim * self.attention_gate
+            return 2 * width * heads * self.head_dim + self.num_key_parameters + gate
         rank, turned, value = self.latent_rank, self.rotary_dim or 0, self.value_dim or self.head_dim
         query = width * heads * self.head_dim
         if self.query_rank is not None:
@@ -532,17 +594,43 @@ class TransformerModel(StateKeys):
         return query + keys_and_values + heads * value * width
 
     @property
+    def num_key_parameters(self) -> int:
+        """Number of weights of one layer's keys and values, without a latent."""
+        return (2 - self.global_key_is_value) * self.embed_dim * self.num_kv_heads * self.head_dim
+
+    @property
+    def _num_attention_vectors(self) -> int:
+        """Number of attention's parameters in one layer beside its weights."""
+        vectors = (self.latent_rank or 0) + (self.query_rank or 0)
+        vectors += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
+        if self.bias or self.qkv_bias:
+            vectors += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        if self.bias:
+            vectors += self.embed_dim + self.attention_gate * self.num_heads * self.head_dim
+        if self.qk_norm != "none":
+            heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
+            vectors += sum(heads) * self.head_dim
+        return vectors
+
+    @property
+    def plain_mlp_dim(self) -> int:
+        """Hidden width of an MLP in a layer without experts."""
+        return self.mlp_dim if self.num_experts is None else self.dense_mlp_dim or 0
+
+    @property
+    def num_first_parameters(self) -> int:
+        """Number of weights of the MLPs in layers without experts."""
+        return self.count(mlp="mlp") * self._num_mlp_matrices * self.embed_dim * self.plain_mlp_dim
+
+    @property
     def num_dense_parameters(self) -> int:
         """Number of weights of the MLPs that every token meets, in all layers; with shared experts."""
-        dense = self._num_mlp_matrices * self.embed_dim * (self.dense_mlp_dim or 0) * self.num_dense_layers
-        if self.num_experts is None:
-            return self.num_layers * self.num_mlp_parameters
-        return dense + self.num_expert_layers * self.num_shared_parameters
+        return self.num_first_parameters + self.num_expert_layers * self.num_shared_parameters
 
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
         each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
-        attention = self.num_layers * self.num_attention_parameters
+        attention = sum(count * model.num_attention_parameters for model, count in self.attentions)
         return attention + self.num_dense_parameters + self.num_expert_layers * each
 
     @field_validator("head_dim", mode="before")
@@ -560,12 +648,6 @@ class TransformerModel(StateKeys):
     def _check_keys(self) -> TransformerModel:
         raise_problems(list(transformer_problems(self)))
         return self
-        return self
-
-    @property
-    def is_stretched(self) -> bool:
-        """Return whether rotary wavelengths are stretched."""
-        return self.rope_factor is not None or bool(self.rope_short_factors)
 
 
 def block_policies(remat: str) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ._layer_kinds import MIXERS, MLPS, words_of
 from ._model_kind import MOST_UNROLLED
-from ._section import Problem, near_divisors, or_list
+from ._section import Problem, near_divisors, near_multiples, or_list
 from ._state_keys import state_problems
 
 if TYPE_CHECKING:
@@ -19,14 +20,53 @@ _OF_EXPERTS = (
 )
 _NOT_LATENT = {
     **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
-    **{"output_bias": False, "no_rope_every": None},
+    **{"output_bias": False, "no_rope_every": None, "position_growth": 0.0, "attention_gate": False},
 }
 
 
 def transformer_problems(model: TransformerModel) -> Iterator[Problem]:
     """Yield what is wrong with a model's keys: the key, what it is, and what to use."""
-    for check in CHECKS:
-        yield from check(model)
+    problems = list(_pattern_problems(model))
+    for check in () if problems else CHECKS:  # they ask for the kinds of layers
+        problems += check(model)
+    yield from problems
+
+
+def _pattern_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with the pattern of layers: with its words, and with other keys."""
+    if not model.layer_pattern:
+        return
+    key, written = "layer_pattern", f"= {model.layer_pattern[:60]!r}"
+    try:
+        words = words_of(model.layer_pattern)
+    except ValueError as wrong:
+        known = ", ".join((*MIXERS, *MLPS))
+        yield key, f"{written}: {wrong}", f'use words such as "attention+mlp*3 mlp", of {known}'
+        return
+    if not words:
+        yield key, f"{written} has no words", 'leave it out, or write it as in "attention+mlp"'
+    elif model.num_layers % len(words):
+        what = f"has {len(words)} layers, and num_layers = {model.num_layers} is no multiple of that"
+        yield key, what, f"use num_layers = {or_list(near_multiples(len(words), model.num_layers))}"
+    for name in ("global_every", "no_rope_every", "num_dense_layers", "parallel"):
+        if value := getattr(model, name):
+            what = f"= {value} has no effect or is not run with layer_pattern"
+            yield name, what, f"leave {name} out, and say in layer_pattern which layers are which"
+    yield from _part_problems(model, {part for word in words for part in word.split("+")})
+
+
+def _part_problems(model: TransformerModel, parts: set[str]) -> Iterator[Problem]:
+    """Yield the parts of a pattern that need a key, and the keys that need a part."""
+    key, written = "layer_pattern", f"= {model.layer_pattern[:60]!r}"
+    for part, name in (("local", "window"), ("experts", "num_experts")):
+        if part in parts and getattr(model, name) is None:
+            yield key, f"{written} has {part!r}", f"set {name}, or leave {part!r} out"
+        if part not in parts and getattr(model, name) is not None:
+            what = f"{written} has no {part!r}, without which {name} has no effect"
+            yield key, what, f"leave {name} out, or add {part!r}"
+    if "nope" in parts and model.position != "rotary":
+        what = f"{written} has 'nope', and position = {model.position!r} turns nothing anyway"
+        yield key, what, "write 'attention' in its place"
 
 
 def _layer_problems(model: TransformerModel) -> Iterator[Problem]:
@@ -53,6 +93,7 @@ def _need_problems(model: TransformerModel) -> Iterator[Problem]:
         "qk_norm_turned": (model.qk_norm != "none" and turned, "qk_norm and rotary positions"),
         "norm_bias": (model.norm == "layer" and not model.bias, 'norm = "layer" and bias = false'),
         "no_rope_every": (turned, "rotary positions"),
+        "position_growth": (model.rope_original_positions is not None, "rope_original_positions"),
     }
     for name, (has_effect, condition) in needs.items():
         if (value := getattr(model, name)) and not has_effect:
@@ -67,15 +108,17 @@ def _need_problems(model: TransformerModel) -> Iterator[Problem]:
 
 def _position_problems(model: TransformerModel) -> Iterator[Problem]:
     """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
-    needed, unused, example = "rope_theta", "max_positions", "10000.0"
-    if model.position == "learned":
-        needed, unused, example = unused, needed, "the longest sequence, e.g. 1024"
-    if getattr(model, needed) is None:
-        what = f"is missing; position = {model.position!r} needs it"
-        yield needed, what, f"set {needed} to {example}"
-    if (value := getattr(model, unused)) is not None:
-        what = f"= {value} has no effect with position = {model.position!r}"
-        yield unused, what, f'leave {unused} out, or set {unused} = "none"'
+    keys = {
+        "rotary": ("rope_theta", "10000.0"),
+        "learned": ("max_positions", "the longest sequence, e.g. 1024"),
+    }
+    for position, (key, example) in keys.items():
+        value = getattr(model, key)
+        if position == model.position and value is None:
+            yield key, f"is missing; position = {position!r} needs it", f"set {key} to {example}"
+        elif position != model.position and value is not None:
+            what = f"= {value} has no effect with position = {model.position!r}"
+            yield key, what, f'leave {key} out, or set {key} = "none"'
     yield from _stretching_problems(model)
     low, high = model.rope_low_factor, model.rope_high_factor
     if low > high or (low == high and model.rope_stretching != "yarn"):  # yarn rounds the two places apart
@@ -95,6 +138,29 @@ def _window_problems(model: TransformerModel) -> Iterator[Problem]:
         needs = "rope_theta" if model.rope_theta is None else "window"
         what = f"= {model.rope_local_theta} has no effect without {needs}"
         yield "rope_local_theta", what, "leave rope_local_theta out"
+
+
+def _global_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with attention that is another in layers that see all positions."""
+    named = ("global_kv_heads", "global_key_is_value")
+    if model.global_head_dim is None:
+        for name in named:
+            if value := getattr(model, name):
+                yield name, f"= {value} has no effect without global_head_dim", f"leave {name} out"
+        return
+    if model.window is None:
+        what = f"= {model.global_head_dim} has no effect without window, the width of other layers' heads"
+        yield "global_head_dim", what, "leave global_head_dim out, and set head_dim"
+    if model.latent_rank is not None:
+        what = f"= {model.global_head_dim} is not run with latent_rank = {model.latent_rank}"
+        yield "global_head_dim", what, "leave one of them out"
+    if model.num_heads % (heads := model.global_kv_heads or model.num_kv_heads):
+        nearest = near_divisors(model.num_heads, heads)[0]
+        what = f"= {heads} does not divide num_heads = {model.num_heads}"
+        yield "global_kv_heads", what, f"use global_kv_heads = {nearest}"
+    for name in ("bias", "qkv_bias"):
+        if model.global_key_is_value and getattr(model, name):
+            yield name, "= true is not run with global_key_is_value", f"leave {name} out"
 
 
 def _latent_problems(model: TransformerModel) -> Iterator[Problem]:
@@ -134,12 +200,18 @@ def _expert_problems(model: TransformerModel) -> Iterator[Problem]:
     if model.bias:
         yield "bias", "= true, but experts have no biases", "use bias = false"
 
+
+def _unlike_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with MLPs that are no routed experts: shared ones, and those of other layers."""
+    if model.num_experts is None:
+        return
     if model.num_dense_layers >= model.num_layers:
         what = f"= {model.num_dense_layers} leaves no layer of {model.num_layers} with experts"
         yield "num_dense_layers", what, "leave num_experts out, or use fewer"
-    if (model.num_dense_layers > 0) != (model.dense_mlp_dim is not None):
-        yield "num_dense_layers", "and dense_mlp_dim need each other", "set both, or neither"
-    if model.num_dense_layers and len(model.windows) > 1:
+    if (model.count(mlp="mlp") > 0) != (model.dense_mlp_dim is not None):
+        name = "layer_pattern: words with mlp" if model.layer_pattern else "num_dense_layers"
+        yield name, "and dense_mlp_dim need each other", "set both, or neither"
+    if model.num_dense_layers and len(model.period) > 1:
         what = f"= {model.num_dense_layers} with layers that take turns (global_every) is not run"
         yield "num_dense_layers", what, "leave one of them out"
 
@@ -201,6 +273,7 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 
 CHECKS = (
-    *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
-    *(_expert_problems, _shared_problems, _router_problems, state_problems),
+    *(_layer_problems, _need_problems, _position_problems, _window_problems, _global_problems),
+    *(_latent_problems, _expert_problems, _unlike_problems, _shared_problems, _router_problems),
+    state_problems,
 )

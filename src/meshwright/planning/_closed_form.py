@@ -130,7 +130,7 @@ class Form:
         self.is_transformer = isinstance(model, TransformerModel)
         self.layers, self.first_layers = num_layers_of(config)
         self.expert_axes, self.whole_experts = experts_spread(config, candidates.sizes)
-        group = len(model.windows) if isinstance(model, TransformerModel) else 1
+        group = len(model.period) if isinstance(model, TransformerModel) else 1
         self.layers_of_stage = groups_of_stage(config, candidates.size(STAGE)).astype(float) * group
         self.layers_of_stage = np.where(self.stage > 1, self.layers_of_stage, self.layers)
         self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)

@@ -580,7 +580,7 @@ def _with_chunks(config: RunConfig, candidates: Candidates, values: Sequence[int
 def groups_of_stage(config: RunConfig, stage: Column) -> Column:
     """Return the groups of layers on the fullest stage, for each number of stages."""
     model = config.model
-    size = model.num_stacked_layers // len(model.windows) if isinstance(model, TransformerModel) else 1
+    size = model.num_stacked_layers // len(model.period) if isinstance(model, TransformerModel) else 1
     return -(-size // stage)
 
 
@@ -639,10 +639,12 @@ def _has_whole_groups(config: RunConfig, candidates: Candidates) -> NDArray[np.b
         return np.ones(len(candidates), bool)
     sizes = np.array([*(len(block_policies(name)) for name in NAMED_REMAT), 1])
     kind = kinds(candidates.settings["remat"])
-    groups = np.lcm(len(model.windows), sizes)[kind]
-    held = groups_of_stage(config, stage) // candidates.chunks * len(model.windows)
+    groups = np.lcm(len(model.period), sizes)[kind]
+    held = groups_of_stage(config, stage) // candidates.chunks * len(model.period)
     alike = sizes[kind] == 1
-    return (stage == 1) | alike | ((held % groups == 0) & (model.num_stacked_layers % groups == 0))
+    padded = bool(model.layer_pattern) & (model.num_stacked_layers // len(model.period) % stage != 0)
+    whole = alike | ((held % groups == 0) & (model.num_stacked_layers % groups == 0))
+    return (stage == 1) | (whole & ~padded)
 
 
 def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:

@@ -32,15 +32,18 @@ def weights_of(config: RunConfig) -> Weights:
     if not isinstance(model, TransformerModel):
         # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
         return Weights(blocks=0, first=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
-    layers, width = model.num_layers, model.embed_dim
+    width = model.embed_dim
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
-    blocks = layers * model.num_attention_parameters + model.num_dense_parameters
-    mlps = model.num_dense_parameters - model.num_expert_layers * model.num_shared_parameters
-    first = model.num_dense_layers * model.num_attention_parameters + (mlps if model.num_dense_layers else 0)
-    keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
+    attention = sum(count * each.num_attention_parameters for each, count in model.attentions)
+    blocks = attention + model.num_dense_parameters
+    first = model.num_first_layers and model.num_first_parameters + (
+        model.num_first_layers * model.num_attention_parameters
+    )
+    keys = sum(count * each.num_key_parameters for each, count in model.attentions)
+    keys = 0 if model.latent_rank else keys
     norms = model.num_parameters - blocks - experts - tables
     return Weights(blocks=blocks, first=first, keys=keys, experts=experts, norms=norms, tables=tables)
 
@@ -48,7 +51,7 @@ def weights_of(config: RunConfig) -> Weights:
 def num_layers_of(config: RunConfig) -> tuple[float, float]:
     """Return the number of a transformer's layers, and of the first without experts; else 1 and 0."""
     model = config.model
-    return (model.num_layers, model.num_dense_layers) if isinstance(model, TransformerModel) else (1, 0)
+    return (model.num_layers, model.num_first_layers) if isinstance(model, TransformerModel) else (1, 0)
 
 
 def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray[np.float64]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.config import holds_layers
 from meshwright.trainer.checkpoint import Found, whole_array
 from meshwright.trainer.models import CODES, SCALES, dequantised_array
 
@@ -41,21 +42,20 @@ class Parameters(Mapping[tuple[str, ...], np.ndarray]):
 
     def _whole(self, path: tuple[str, ...]) -> np.ndarray:
         codes, scales = ((*path[:-1], f"{path[-1]}{part}") for part in (CODES, SCALES))
-        if self._name(codes, 0) in self._arrays:
+        if "/".join(codes) in self._arrays or (self._in_layers(codes) and self._names(codes)):
             return dequantised_array(self._whole(codes), self._whole(scales))
         if not self._in_layers(path):
-            return whole_array(self._found, self._arrays[self._name(path)])
-        layers: list[np.ndarray] = []
-        while (name := self._name(path, len(layers))) in self._arrays:
-            layers.append(whole_array(self._found, self._arrays[name]))
-        return np.stack(layers)
+            return whole_array(self._found, self._arrays["/".join(path)])
+        return np.stack([whole_array(self._found, self._arrays[name]) for name in self._names(path)])
 
     def _in_layers(self, path: tuple[str, ...]) -> bool:
-        return self._unrolled and path[0] in ("layers", "dense_layers")
+        return self._unrolled and holds_layers(path[0])
 
-    def _name(self, path: tuple[str, ...], layer: int = 0) -> str:
-        """Return an array's name in the checkpoint, for one layer if layers are stored separately."""
-        return "/".join((path[0], str(layer), *path[1:]) if self._in_layers(path) else path)
+    def _names(self, path: tuple[str, ...]) -> list[str]:
+        """Return the names in the checkpoint of an array of layers that are stored separately."""
+        names = {name: name.split("/") for name in self._arrays}
+        of_path = [name for name, each in names.items() if (*each[:1], *each[2:]) == path]
+        return sorted(of_path, key=lambda name: int(names[name][1]))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._arrays)

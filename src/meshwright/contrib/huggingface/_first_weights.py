@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel, family_of
+from meshwright.config import RunConfig, TransformerModel, family_of, holds_layers, reads_text_alone
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
 from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
 
 from ._mxfp4 import unpacking
+from ._text_part import of_text_part
 from ._weight_files import WeightFiles
 from ._weight_names import Weight, part_of, weights_of
 
 Tree = Any
-BLOCKS = ("layers", "dense_layers")  # a list of layers where they are unrolled
-
-
 BASE = "base.json"
 
 
@@ -81,7 +80,9 @@ class FirstWeights:
             family = file["model_type"]
             if not isinstance(family, str):
                 raise TypeError(f"model_type = {str(family)[:40]} is not text")
-            family = family_of(file) or family
+            is_part = reads_text_alone(file)
+            file = {**file, **file["text_config"]} if is_part else file
+            family = family_of(file) or file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -103,9 +104,11 @@ class FirstWeights:
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         files = WeightFiles(folder)
         self._read = unpacking(files.read, files.names)
+        if is_part:
+            self._read = of_text_part(self._read, files.names)
         for weight in self._weights:
             if weight.constant is not None:
-                self._check_constant(weight.name.format(layer=weight.first), weight.constant)
+                self._check_constant(weight.name.format(layer=weight.layers[0]), weight.constant)
 
     def _check_constant(self, name: str, value: float) -> None:
         """Raise an `InputError` if a number that every model of a family has is another in this folder."""
@@ -134,19 +137,20 @@ class FirstWeights:
             if part != SCALES:  # the codes lie two in a byte
                 shapes[matrix] = (*shape[:-1], 2 * shape[-1]) if part == CODES else shape
         if self._unrolled:
+            self._rows = _rows(paths)
             shapes = _stacked(shapes)
         leaves = [self._array(path, leaf, shapes) for path, (_, leaf) in zip(paths, flat, strict=True)]
         return jax.tree_util.tree_unflatten(tree, leaves)
 
     def _array(self, path: tuple[str, ...], leaf: Any, shapes: dict[Any, tuple[int, ...]]) -> jax.Array:
         matrix, held = matrix_of(path)
-        in_layer = self._unrolled and path[0] in BLOCKS
+        in_layer = self._unrolled and holds_layers(path[0])
         name = (path[0], *matrix[2:]) if in_layer else matrix
 
         def read(wanted: tuple[slice, ...]) -> np.ndarray:
             if not in_layer:
                 return part_of(self._weights, shapes, self._read, name, wanted)
-            layer = int(path[1])
+            layer = self._rows[path]
             return part_of(self._weights, shapes, self._read, name, (slice(layer, layer + 1), *wanted))[0]
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -177,12 +181,23 @@ class FirstWeights:
         return values
 
 
+def _rows(paths: list[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
+    """Return for each array of an unrolled layer its place among the layers that have such an array."""
+    rows: dict[tuple[str, ...], int] = {}
+    counted = Counter[tuple[str, ...]]()
+    for path in sorted((path for path in paths if holds_layers(path[0])), key=lambda path: int(path[1])):
+        same = (path[0], *path[2:])
+        rows[path], counted[same] = counted[same], counted[same] + 1
+    return rows
+
+
 def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return the shapes with a leading dim for stacked layers."""
+    counted = Counter((path[0], *path[2:]) for path in shapes if holds_layers(path[0]))
     stacked: dict[tuple[str, ...], tuple[int, ...]] = {}
     for path, shape in shapes.items():
-        if path[0] in BLOCKS:
-            num_layers = 1 + max(int(each[1]) for each in shapes if each[0] == path[0])
-            path, shape = (path[0], *path[2:]), (num_layers, *shape)
+        if holds_layers(path[0]):
+            path = (path[0], *path[2:])
+            shape = (counted[path], *shape)
         stacked[path] = shape
     return stacked

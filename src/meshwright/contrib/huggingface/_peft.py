@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.config import LoraConfig, RunConfig, TransformerModel, huggingface_of_model
+from meshwright.config import GLOBAL_ATTENTION, LoraConfig, RunConfig, TransformerModel, huggingface_of_model
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Found, StoredArray
 
@@ -79,7 +79,7 @@ class Merged(Mapping[Key, np.ndarray]):
         self._base = Parameters(found, "frozen", unrolled=config.model.unroll)
         self._adapters = Parameters(found, "parameters", unrolled=config.model.unroll)
         self._scale = np.float32(config.lora.scale)
-        self._adapted = {("layers", *place) for place in config.lora.products(config.model)}
+        self._adapted = _adapted(config.model, config.lora)
 
     def __getitem__(self, path: Key) -> np.ndarray:
         weight = np.asarray(self._base[path], np.float32)
@@ -99,9 +99,13 @@ class Merged(Mapping[Key, np.ndarray]):
         return len(self._base)
 
 
+def _adapted(model: TransformerModel, lora: LoraConfig) -> set[Key]:
+    return {(stretch.name, *place) for stretch in model.stretches for place in lora.products(model)}
+
+
 def _modules(weights: tuple[Weight, ...], model: TransformerModel, lora: LoraConfig) -> Iterator[_Module]:
     """Yield the products of a family that have adapters, in the order of the family's arrays."""
-    adapted = {("layers", group, name) for group, name in lora.products(model)}
+    adapted = _adapted(model, lora)
     for weight in weights:
         chosen = [path for path in weight.ours if path in adapted]
         if weight.num_inputs and chosen:
@@ -116,7 +120,7 @@ def _arrays(
     both = {path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen}
     rank = next(iter(both.values()))[1].shape[1]
     shapes = {path: _output_shape(path, model) for path in weight.ours}
-    for name, (layer, *_) in places_of(weight, (model.num_layers,)):
+    for name, (layer, *_) in places_of(weight, (len(weight.layers),)):
         firsts = [first[layer].reshape(-1, rank).T for first, _ in both.values()]
         seconds = []
         for path in weight.ours:  # zeros but in the rows of its own adapter
@@ -133,6 +137,8 @@ def _arrays(
 
 def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
     """Return the output dims of a product, with heads as a dim of their own."""
+    if path[1] == GLOBAL_ATTENTION:
+        (_, (model, _)) = model.attentions
     return {
         "query": (model.num_heads, model.head_dim),
         "key": (model.num_kv_heads, model.head_dim),

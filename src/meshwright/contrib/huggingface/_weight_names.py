@@ -21,20 +21,17 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import FAMILIES, Family, TransformerModel, weight_parameters
+from meshwright.config import FAMILIES, Family, TransformerModel, holds_layers, weight_parameters
 from meshwright.errors import InputError, nearest_name
-from meshwright.trainer.models import Parameter, is_parameter, model_of
+from meshwright.trainer.models import Parameter, is_parameter
+from meshwright.trainer.models.transformer import Transformer
 
 Path = tuple[str, ...]
 Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloat16 and others
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
-BARE = (
-    "sinks",
-    "alpha_p",
-    "alpha_n",
-)  # those whose arrays have the whole name that a family gives, without .weight
+BARE = ("sinks", "factor", "alpha_p", "alpha_n")  # those whose arrays have the name that a family gives
 ENTRY = "[{expert}]"  # ends the name of an array with all experts of a layer
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
@@ -47,8 +44,8 @@ class Weight:
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
     theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
     `alternating`: the outputs of ours take turns in theirs, one of each.
-    `one_row`: theirs is a matrix of one row, and ours a vector. `first`: the number of their layer that is
-    our first. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `one_row`: theirs is a matrix of one row, and ours a vector. `layers`: the number of their layer for each
+    row of ours. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
     `constant`: a number that a file has for each layer and no model changes; `ours` only says how many
     layers there are.
     """
@@ -59,8 +56,8 @@ class Weight:
     transposed: bool = True
     by_head: bool = False
     alternating: bool = False
+    layers: tuple[int, ...] = ()
     one_row: bool = False
-    first: int = 0
     added: float = 0.0
     constant: float | None = None
 
@@ -79,24 +76,28 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         raise InputError(
             f"no weights of model_type {family!r} are known", hint=nearest_name(family, FAMILIES)
         )
-    declared, chosen = _declared(model), dict[str, str]()
+    stacked = Transformer(model.model_copy(update={"unroll": False}))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(stacked.parameters(), is_leaf=is_parameter)
+    declared = {tuple(key.key for key in path): parameter for path, parameter in leaves}
+    chosen = dict[str, str]()
     for entry, name in found.weights.items():
         ours, _, condition = entry.partition(" if ")
-        if not condition or (*ours.split(".")[:-1], condition) in declared:
+        wanted = (*ours.split(".")[:-1], condition)
+        if not condition or any(path in declared for path in _in_each_stretch(wanted, stacked)):
             chosen[ours] = name
-    arrays = [weight for ours in chosen for weight in _weights(found, ours, chosen, declared, model)]
-    stacked = next(weight for weight in arrays if "{layer}" in weight.name)
+    arrays = [weight for ours in chosen for weight in _weights(found, ours, chosen, declared, stacked)]
+    like = next(weight for weight in arrays if "{layer}" in weight.name)
     constants = [
-        replace(stacked, name=name, num_inputs=0, constant=value) for name, value in found.constants.items()
+        replace(like, name=name, num_inputs=0, constant=value) for name, value in found.constants.items()
     ]
     return (*arrays, *constants)
 
 
-def _declared(model: TransformerModel) -> dict[Path, Parameter]:
-    """Return the declared parameters of a model by path, those of layers stacked."""
-    tree = model_of(model.model_copy(update={"unroll": False})).parameters()
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_parameter)
-    return {tuple(key.key for key in path): parameter for path, parameter in leaves}
+def _in_each_stretch(path: Path, model: Transformer) -> list[Path]:
+    """Return a path of a family's table in each stretch of layers; a path outside of layers as it is."""
+    if path[0] != "layers":
+        return [path]
+    return [(stretch.name, *path[1:]) for stretch in model.config.stretches]
 
 
 def _weights(
@@ -104,16 +105,13 @@ def _weights(
     ours: str,
     chosen: Mapping[str, str],
     declared: Mapping[Path, Parameter],
-    model: TransformerModel,
+    model: Transformer,
 ) -> Iterator[Weight]:
     """Yield the arrays of one entry of a family's `weights`: of each stack of layers, with their biases."""
     paths = tuple(tuple(each.split(".")) for each in weight_parameters(ours))
-    stacks = [paths]
-    if paths[0][0] == "layers" and f"dense_{ours}" not in chosen:
-        stacks.append(tuple(("dense_layers", *path[1:]) for path in paths))
     named = {each for entry in chosen for each in weight_parameters(entry)}
-    for stack in stacks:
-        *group, last = stack[0]
+    for stack in zip(*(_in_each_stretch(path, model) for path in paths), strict=True):
+        name, last = stack[0][0], stack[0][-1]
         if stack[0] not in declared:
             continue
         is_product = declared[stack[0]].initial == "fan_in" and last not in TABLES
@@ -126,12 +124,12 @@ def _weights(
             by_head=ours in family.by_head,
             alternating=ours in family.alternating,
             one_row=ours in family.one_row,
-            first=model.num_dense_layers if group[:1] == ["layers"] else 0,
+            layers=tuple(model.layers_with(name, stack[0][1])) if holds_layers(name) else (),
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
         yield weight
         biases = tuple((*path[:-1], "bias" if last == "scale" else f"{path[-1]}{BIAS}") for path in stack)
-        if biases[0] in declared and ".".join(biases[0]) not in named:
+        if biases[0] in declared and f"{ours.rpartition('.')[0]}.{biases[0][-1]}" not in named:
             name = f"{chosen[ours]}.bias"
             yield replace(weight, name=name, ours=biases, num_inputs=0, transposed=True, added=0.0)
 
@@ -243,8 +241,8 @@ def places_of(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tup
     """Yield each name of a weight, with the place of its array in ours: the layer, then the expert."""
     stacked = [field for field in STACKED if f"{{{field}}}" in weight.name]
     for place in product(*(range(size) for size in shape[: len(stacked)])):
-        numbers = {"layer": weight.first, "expert": 0}
-        named = {field: at + numbers[field] for field, at in zip(stacked, place, strict=True)}
+        named = dict(zip(stacked, place, strict=True))
+        named |= {"layer": weight.layers[named["layer"]]} if "layer" in named else {}
         yield weight.name.format(**named), place
 
 

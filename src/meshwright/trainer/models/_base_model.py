@@ -65,15 +65,7 @@ class Context:
     training: bool = True  # False for evaluation on held-out data
     sums: Mapping[str, Tree] | None = None  # of gradients, by group of parameters (`Model.summed`)
     in_loop: bool = False  # a step runs the model once for each of several microbatches
-    held: Any = None  # stacked layers in host memory, by group; in a group, its own and its first one's place
-
-    def fetched(self, stand_in: Tree, number: Array) -> Tree:
-        """Return the parameters of the layer `number`, from 1, which wait in the hosts' memory."""
-        from .host_layers import fetched
-
-        assert self.held is not None, "no layers wait in the hosts' memory"
-        stack, before = self.held
-        return fetched(stand_in, stack, number - 1 - before)
+    held: Any = None  # stacked layers in host memory, by stretch; within a stretch, its own
 
     def pin(self, x: Array, *dims: str) -> Array:
         """Constrain the sharding of `x` by the names of its dimensions."""

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from meshwright.config import LoraConfig, TransformerModel
 
 from ._base_model import RESIDUAL, Context, Parameter
-from .products import ADAPTER, product
+from .products import ADAPTER, num_inputs_of, product
 
 
 def adapter_parameters(
@@ -32,6 +32,8 @@ def adapter_parameters(
     assert lora.rank is not None, "the run has no adapters"
     declared: dict[str, dict[str, dict[str, Parameter]]] = {}
     for group, name in lora.products(model):
+        if group not in block:  # of layers of another kind
+            continue
         matrix = block[group][name]
         num_inputs = num_inputs_of(name)
         inputs, outputs = matrix.shape[:num_inputs], matrix.shape[num_inputs:]
@@ -46,11 +48,6 @@ def adapter_parameters(
         )
         declared.setdefault(group, {})[f"{name}{ADAPTER}"] = {"a": first, "b": second}
     return declared
-
-
-def num_inputs_of(name: str) -> int:
-    """Return how many dims of a product's matrix are inputs: two for attention's output."""
-    return 2 if name == "output" else 1
 
 
 def apply_adapter(

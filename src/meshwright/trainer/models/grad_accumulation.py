@@ -10,6 +10,7 @@ Where the loop over layers is unrolled, `slice_layer` keeps layers from being co
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,29 +21,31 @@ Tree = Any
 
 
 @jax.custom_vjp
-def taken(layers: Tree, sums: Tree, start: Int[Array, ""]) -> tuple[Tree, Tree]:
-    """Return `layers` and `sums`; the gradient of `layers` is added to `sums`' gradient, from index `start`.
+def taken(layers: Tree, sums: Tree, starts: Tree) -> tuple[Tree, Tree]:
+    """Return `layers` and `sums`; the gradient of `layers` is added to `sums`' gradient, from `starts`.
 
     Args:
-        layers: parameters [layers of a group, ...], or of one layer; they get no gradient of their own.
+        layers: parameters [layers of a group, ...], or of one layer, by the block's part; they get no
+            gradient of their own.
         sums: of the same structure [all layers, ...], in float32.
-        start: the place of the first one.
+        starts: the place of the first one, by the block's part.
     """
     return layers, sums
 
 
-def _taken_backward(start: Array, gradients: tuple[Tree, Tree]) -> tuple[None, Tree, None]:
-    def added(total: Array, gradient: Array) -> Array:
+def _taken_backward(starts: Tree, gradients: tuple[Tree, Tree]) -> tuple[None, Tree, None]:
+    def added(start: Array, total: Array, gradient: Array) -> Array:
         more = gradient.reshape(-1, *total.shape[1:]).astype(total.dtype)
         at = (start, *(0,) * (total.ndim - 1))
         so_far = jax.lax.dynamic_slice(total, at, more.shape)
         return jax.lax.dynamic_update_slice(total, so_far + more, at)
 
     of_layers, of_sums = gradients
-    return None, jax.tree.map(added, of_sums, of_layers), None
+    return None, {part: jax.tree.map(partial(added, starts[part]), of_sums[part], of_layers[part])
+                  for part in of_sums}, None  # fmt: skip
 
 
-taken.defvjp(lambda layers, sums, start: ((layers, sums), start), _taken_backward)
+taken.defvjp(lambda layers, sums, starts: ((layers, sums), starts), _taken_backward)
 
 
 @jax.custom_vjp

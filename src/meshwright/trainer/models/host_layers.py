@@ -7,52 +7,54 @@ reads. XLA makes no array of them. `fetched` gives a layer's gradient to its sta
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
+
+from meshwright.config import holds_layers
 
 Tree = Any
-HELD = ("layers", "dense_layers")
-"""The groups of parameters that are stacked layers."""
+
+
+def stacks(parameters: Tree) -> Tree:
+    """Return the groups of parameters that are stacked layers."""
+    return {name: group for name, group in parameters.items() if holds_layers(name)}
 
 
 def in_space(parameters: Tree, space: Any) -> Tree:
-    """Return parameters with those of `HELD` copied to the hosts' memory or to the devices.
-
-    Described devices list no memories, so the compiler has to read there where an argument lies.
-    """
-    held = {name: parameters[name] for name in HELD if name in parameters}
-    return {**parameters, **jax.tree.map(lambda x: jax.device_put(x, space), held)}
+    """Return parameters with stacked layers copied to the hosts' memory or to the devices."""
+    return {**parameters, **jax.tree.map(lambda x: jax.device_put(x, space), stacks(parameters))}
 
 
 def with_stand_ins(parameters: Tree) -> tuple[Tree, Tree]:
     """Return parameters with stand-ins in the place of stacked layers, and those layers in host memory."""
     parameters = in_space(parameters, jax.memory.Space.Host)
-    held = {name: parameters[name] for name in HELD if name in parameters}
+    held = stacks(parameters)
     return {**parameters, **jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), held)}, held
 
 
 @jax.custom_vjp
-def fetched(stand_in: Tree, held: Tree, place: Int[Array, ""]) -> Tree:
+def fetched(stand_in: Tree, held: Tree, places: Tree) -> Tree:
     """Return one layer of a stack in host memory, copied to the device, in the formats of its stand-in.
 
     Args:
         stand_in: of this layer; it gets the gradient.
         held: the stack, of the same structure [all layers, ...].
-        place: the layer's index.
+        places: the layer's index, by the block's part.
     """
 
-    def one(stand_in: Array, stack: Array) -> Array:
+    def one(place: Array, stand_in: Array, stack: Array) -> Array:
         own = jax.lax.dynamic_index_in_dim(stack, place, keepdims=False)
         return jax.device_put(own, jax.memory.Space.Device).astype(stand_in.dtype)
 
-    return jax.tree.map(one, stand_in, held)
+    return {part: jax.tree.map(partial(one, places[part]), stand_in[part], held[part]) for part in stand_in}
 
 
-def _forward(stand_in: Tree, held: Tree, place: Array) -> tuple[Tree, None]:
-    return fetched(stand_in, held, place), None
+def _forward(stand_in: Tree, held: Tree, places: Tree) -> tuple[Tree, None]:
+    return fetched(stand_in, held, places), None
 
 
 fetched.defvjp(_forward, lambda _, gradient: (gradient, None, None))

@@ -17,6 +17,11 @@ ADAPTER = "_adapter"
 """Ends the name of an adapter, which lies beside its product's matrix."""
 
 
+def num_inputs_of(name: str) -> int:
+    """Return how many dims of a product's matrix are inputs: two for attention's output."""
+    return 2 if name == "output" else 1
+
+
 class ProductDims(NamedTuple):
     """Name the dimensions of a product of activations and a matrix.
 

@@ -1,39 +1,25 @@
 """Define the decoder-only Transformer: GPT-2 to Llama 3 by configuration.
 
-Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; on one GPU few blocks
-are unrolled, and `unroll` keeps their parameters separate too, which is faster on a CPU.
+Layers are those of one or several stretches (`layer_stacks`), each of which runs in a loop.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from meshwright.config import LoraConfig, TransformerModel, block_policies
-from meshwright.sharding import axis_size, look_up, num_shards, ring_size, token_axes
+from meshwright.config import FIRST_LAYERS, LoraConfig, TransformerModel
+from meshwright.sharding import look_up, token_axes
 
-from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
+from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree
 from .attention import Documents, documents_of, in_ring_order
-from .grad_accumulation import places, slice_layer, summed, taken
+from .layer_stacks import LayerStack, joined, one_by_one
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .products import product
-from .rematerialisation import BLOCK_INPUT, rematerialised
-from .transformer_block import (
-    Block,
-    dropped_out,
-    for_each_token,
-    norm_parameters,
-    normed,
-    places_of,
-    scaled,
-)
+from .transformer_block import dropped_out, for_each_token, norm_parameters, normed, places_of, scaled
 
 
 class Transformer(Model):
@@ -41,14 +27,12 @@ class Transformer(Model):
 
     def __init__(self, config: TransformerModel) -> None:
         super().__init__(config)
-        self._block_of = {"layers": Block(config, has_experts=config.num_experts is not None)}
-        if config.num_dense_layers:
-            self._block_of["dense_layers"] = Block(config, has_experts=False)
+        self._stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
 
-        `dense_layers` are those before `layers`, where some have no experts. Tables that are the head too
+        Each stretch of layers has its name (`TransformerModel.stretches`). Tables that are the head too
         start with a deviation of 1/sqrt(3 embed_dim): 0.0208 at GPT-2's width (its own is 0.02), 0.0040 at
         that of Smith et al. 2022, https://arxiv.org/abs/2201.11990 (theirs). Logits then have a variance of
         1/3, and the first loss is a sixth of a nat above that of equal odds instead of half a nat.
@@ -64,16 +48,14 @@ class Transformer(Model):
         declared: Tree = {"embedding": embedding, "final_norm": norm_parameters(c)}
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
-        declared["layers"] = self._of_layers(
-            self._block_of["layers"].declared, c.num_layers - c.num_dense_layers
-        )
-        if c.num_dense_layers:
-            declared["dense_layers"] = self._of_layers(
-                self._block_of["dense_layers"].declared, c.num_dense_layers
-            )
+        declared |= {name: stack.parameters() for name, stack in self._stacks.items()}
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
         return declared
+
+    def layers_with(self, stretch: str, part: str) -> list[int]:
+        """Return the layers, from 0, that the rows of one part of a stretch's blocks belong to."""
+        return self._stacks[stretch].layers_with(part)
 
     @property
     def _rows_of_embedding(self) -> str:
@@ -86,39 +68,13 @@ class Transformer(Model):
         Such an axis reduces each layer's gradient in the loop. XLA hides that message behind the next layer,
         which it does not if a sum waits for it (llama3-8b with `fsdp=8`: 62.2 s a step in place of 61.2).
         """
-        c = self.config
-        if c.unroll or {"fsdp", "expert"} & set(token_axes(context.mesh)):
+        if self.config.unroll or {"fsdp", "expert"} & set(token_axes(context.mesh)):
             return ()
-        groups = {"layers": c.num_layers - c.num_dense_layers, "dense_layers": c.num_dense_layers}
-        return tuple(name for name, count in groups.items() if count and not self._unrolls(context, count))
-
-    def _unrolls(self, context: Context, num_layers: int) -> bool:
-        """Return whether the layers have no loop. Manual or not, `context` has messages in every layer."""
-        of_rows = num_shards(context.mesh) // axis_size(context.mesh, "context")
-        return self.config.unrolls(
-            context.layer_loop,
-            remat=context.remat,
-            platform=context.platform,
-            num_devices=of_rows * ring_size(context.mesh),
-            num_layers=num_layers,
-        )
+        return tuple(name for name, stack in self._stacks.items() if not stack.unrolls(context))
 
     def adapters(self, lora: LoraConfig) -> Tree:
-        """Declare the adapters of `layers`."""
-        from .adapters import adapter_parameters
-
-        block = adapter_parameters(self._block_of["layers"].declared, self.config, lora)
-        return {"layers": self._of_layers(block, self.config.num_layers)}
-
-    def _of_layers(self, block: Tree, count: int) -> Tree:
-        """Return the declarations of `count` layers like one block: stacked, or a list if unrolled."""
-
-        def stacked(p: Parameter) -> Parameter:
-            return replace(p, shape=(count, *p.shape), dims=("layers", *p.dims))
-
-        if self.config.unroll:
-            return [block] * count
-        return jax.tree.map(stacked, block, is_leaf=is_parameter)
+        """Declare the adapters of the layers."""
+        return {name: stack.adapters(lora) for name, stack in self._stacks.items()}
 
     def hidden(
         self, parameters: Tree, tokens: Array, context: Context, segments: Array | None = None
@@ -132,10 +88,11 @@ class Transformer(Model):
         """
         documents = self._documents(segments, context)
         x = self._embedded(parameters, tokens, context, documents)
-        if dense := self.config.num_dense_layers:
-            x, _ = self._through_group(parameters, "dense_layers", x, context, documents)
-        x, balance = self._through_group(parameters, "layers", x, context, documents, dense)
-        return self._normed(parameters, x, context), balance
+        balances: list[Balance | None] = []
+        for name, stack in self._stacks.items():
+            x, balance = stack.apply(parameters[name], x, context, documents)
+            balances.append(balance)
+        return self._normed(parameters, x, context), joined(balances)
 
     def _normed(self, parameters: Tree, x: Array, context: Context) -> Array:
         """Return the head's input: its products with the head are the logits, `logit_scale` included."""
@@ -169,107 +126,6 @@ class Transformer(Model):
                 else:
                     x = x + table[places].astype(x.dtype)
             return context.pin(dropped_out(x, self.config, context, 0), *RESIDUAL)
-
-    def _blocks(
-        self, name: str, context: Context, documents: Documents | None, scanned: bool, grouped: bool = False
-    ) -> list[Any]:
-        """Return the blocks of one group of layers.
-
-        A block is a function of its input and (parameters, number). Each has its window, and its policy of
-        rematerialisation. If `grouped`, each takes the parameters and numbers of the whole group: a layer's,
-        taken out before, would be saved as a copy.
-        """
-
-        def block(
-            place: int, x: Array, layer: tuple[Tree, Array], stacked: tuple[Tree, Array] | None = None
-        ) -> tuple[Array, Balance | None]:
-            x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
-            if context.held is not None:
-                parameters = context.fetched(parameters, number)
-            elif stacked is not None:
-                parameters = slice_layer(parameters, *stacked)
-            kind = place % len(windows)
-            return apply(x, parameters, number, context, documents, windows[kind], turns[kind])
-
-        policies, windows, turns = block_policies(context.remat), self.config.windows, self.config.turns
-        apply = self._block_of[name].apply
-        return [
-            rematerialised(
-                partial(block, place),
-                replace(context, remat=policies[place % len(policies)]),
-                scanned=scanned,
-            )
-            for place in range(self.config.group_size(context.remat))
-        ]
-
-    def _through_group(
-        self,
-        parameters: Tree,
-        name: str,
-        x: Array,
-        context: Context,
-        documents: Documents | None,
-        first: Array | int = 0,
-    ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
-        """Apply the layers of a name, numbered from `first` in the model; return output and `Balance`."""
-        layers = parameters[name]
-        with jax.named_scope("layers"):
-            if self.config.unroll:
-                blocks = self._blocks(name, context, documents, scanned=False)
-                return _one_by_one(
-                    blocks, x, list(zip(layers, first + jnp.arange(1, len(layers) + 1), strict=True))
-                )
-            totals = {} if context.sums is None else context.sums.get(name, {})
-            held = None if context.held is None else (context.held[name], first)
-            (x, sums), balance = self._through_stack(
-                name, layers, (x, totals), replace(context, sums=None, held=held), documents, first
-            )
-            return summed(x, sums, totals), balance
-
-    def _through_stack(
-        self,
-        name: str,
-        layers: Tree,
-        carry: tuple[Array, Tree],
-        context: Context,
-        documents: Documents | None,
-        first: Array | int,
-    ) -> tuple[tuple[Array, Tree], Balance | None]:
-        """Apply stacked layers; `carry` is their input, and the sums of their gradients or {}."""
-        num_layers, size = jax.tree.leaves(layers)[0].shape[0], self.config.group_size(context.remat)
-        indices = first + jnp.arange(1, num_layers + 1)
-        is_unrolled = self._unrolls(context, num_layers)
-        whole = num_layers // size * size
-        # XLA takes a loop of one round apart, and would then keep what is computed again.
-        scanned = not is_unrolled and (size == 1 or whole > size)
-        blocks = self._blocks(name, context, documents, scanned=scanned, grouped=size > 1)
-
-        def group(carry: tuple[Array, Tree], item: tuple[Tree, Array]) -> Any:
-            (x, sums), ((layers, indices), place) = carry, item
-            if sums:
-                layers, sums = taken(layers, sums, place)
-            if size == 1:
-                x, balance = blocks[0](x, (layers, indices), (stack, place) if is_unrolled else None)
-            else:
-                x, balance = _one_by_one(blocks, x, [(layers, indices)] * size)
-            return (x, sums), balance
-
-        grouped, stack = (layers, indices), jax.lax.stop_gradient(layers)
-        if size > 1:
-            grouped = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), grouped)
-        rounds = (grouped, places(num_layers, size))
-        carry, balance = jax.lax.scan(group, carry, rounds, unroll=whole // size if is_unrolled else 1)
-        if size > 1:
-            balance = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), balance)
-        if whole < num_layers:  # the last group is not whole
-            x, sums = carry
-            rest = jax.tree.map(lambda a: a[whole:], layers)
-            if sums:
-                rest, sums = taken(rest, sums, jnp.int32(whole))
-            each = [(_at(rest, place), indices[whole + place]) for place in range(num_layers - whole)]
-            x, more = _one_by_one(self._blocks(name, context, documents, scanned=False), x, each)
-            carry, balance = (x, sums), jax.tree.map(lambda a, b: jnp.concatenate([a, b]), balance, more)
-        return carry, balance
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """Return the output matrix, gathered for use; the embedding if they are tied."""
@@ -313,8 +169,17 @@ class Transformer(Model):
         return self._embedded(parameters, tokens, context, self._documents(segments, context))
 
     def group_size(self, context: Context) -> int:
-        """Return the number of layers after which their windows and their policies repeat."""
-        return self.config.group_size(context.remat)
+        """Return the number of layers after which their kinds and their policies repeat."""
+        return self._shared.group_size(context)
+
+    def layers_of_group(self, layers: Tree, context: Context) -> list[Tree]:
+        """Return the parameters of each layer of a group, which are stacked by the layers' parts."""
+        return [self._shared.layer_of(layers, place) for place in range(self.group_size(context))]
+
+    @property
+    def _shared(self) -> LayerStack:
+        """The layers that stages share."""
+        return self._stacks["layers"]
 
     def for_layers(self, batch: Batch, context: Context) -> Documents | None:
         """Return the documents of a batch's windows; None if each is one."""
@@ -322,7 +187,7 @@ class Transformer(Model):
 
     def first_layers(self, parameters: Tree, x: Array, used: Documents | None, context: Context) -> Array:
         """Apply the layers that have no experts, before those that have."""
-        return self._through_group(parameters, "dense_layers", x, context, used)[0]
+        return self._stacks[FIRST_LAYERS].apply(parameters[FIRST_LAYERS], x, context, used)[0]
 
     def apply_group(
         self, layers: list[Tree], x: Array, documents: Documents | None, context: Context, first: Array
@@ -332,11 +197,11 @@ class Transformer(Model):
         Returns:
             The layers' output and their contribution to the loss; and each layer's `Balance`.
         """
-        blocks = self._blocks("layers", context, documents, scanned=True)
-        first = first + self.config.num_dense_layers
+        blocks = self._shared.blocks(context, documents, scanned=True)
+        first = first + self.config.num_first_layers
         numbered = [(layer, first + place) for place, layer in enumerate(layers, 1)]
         with jax.named_scope("layers"):
-            x, balance = _one_by_one(blocks, x, numbered)
+            x, balance = one_by_one(blocks, x, numbered)
         added = jnp.float32(0)
         if balance is not None and context.training:
             added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_expert_layers
@@ -370,21 +235,6 @@ class Transformer(Model):
         return mean_cross_entropy(
             hidden, head, targets, context, c.loss_chunk, c.logit_cap, num_ids=c.vocab_size
         )
-
-
-def _one_by_one(
-    blocks: list[Any], x: Array, layers: list[tuple[Tree, Array]]
-) -> tuple[Array, Balance | None]:
-    """Apply `layers` in turn, each with the block for its index in the group; return output and `Balance`."""
-    each: list[Balance | None] = []
-    for place, layer in enumerate(layers):
-        x, one = blocks[place % len(blocks)](x, layer)
-        each.append(one)
-    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
-
-
-def _at(stacked: Tree, place: int) -> Tree:
-    return jax.tree.map(lambda a: a[place], stacked)
 
 
 def _inputs(batch: Batch) -> tuple[Array, Array | None]:

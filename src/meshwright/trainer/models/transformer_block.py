@@ -1,4 +1,4 @@
-"""Define a block of the Transformer: attention and MLP, each after a norm, and what they save.
+"""Define a block of the Transformer: a mixer and an MLP, or one of them, and what they save.
 
 Between blocks, `tensor` shards the residual by position; inside a block, it shards heads and hidden units.
 What a block saves for the backward pass is named here and chosen in `rematerialisation`.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
-from meshwright.config import TransformerModel
+from meshwright.config import GLOBAL_ATTENTION, LayerKind, TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
@@ -26,12 +26,15 @@ from .attention import Documents, Shape, causal_attention, ring_positions
 from .grad_scheduling import delay_weight_grads
 from .loss import Balance
 from .norms import normalised
-from .products import ADAPTER, product
+from .products import ADAPTER, num_inputs_of, product
 from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
-from .rotary import rotated, score_factor, turns_of
+from .rotary import grown, rotated, score_factor, turns_of
 
-PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
+PRODUCTS = (
+    *("query_down", "query", "key_down", "key", "value", "output_gate", "key_rotary"),
+    *("output", "up", "gate", "down"),
+)
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
 """All but the last product of attention and of the MLP."""
@@ -42,128 +45,163 @@ NAMES = {
     ("attention", "query"): "query",
     ("attention", "key"): "key",
     ("attention", "value"): "value",
+    ("attention", "output_gate"): "query",
     ("attention", "output"): "out",
     ("mlp", "up"): "mlp_up",
     ("mlp", "gate"): "mlp_gate",
     ("mlp", "down"): "mlp_out",
 }
+NAMES |= {("shared", name): NAMES["mlp", name] for name in ("up", "gate", "down")}
+NAMES |= {(GLOBAL_ATTENTION, name): of for (group, name), of in NAMES.items() if group == "attention"}
 """The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
 
 
 class Block:
     """One kind of layer of a Transformer: what it declares, and what it computes."""
 
-    def __init__(self, config: TransformerModel, has_experts: bool) -> None:
-        self.config = config
-        self.declared = self._parameters(has_experts)
+    def __init__(self, config: TransformerModel, kind: LayerKind) -> None:
+        (self.config, self._mixer), self.kind = config.of_kind(kind), kind
+        self.declared = self._parameters()
         self._dims = {
             (group, name): parameter.dims
             for group, parameters in self.declared.items()
             for name, parameter in parameters.items()
         }
-        present = [name for name in PRODUCTS if {("attention", name), ("mlp", name)} & self._dims.keys()]
-        self._second = frozenset(present[1::2])
+        named = {name for group, name in self._dims if group in (self._mixer, "mlp", "shared")}
+        self._second = frozenset([name for name in PRODUCTS if name in named][1::2])
 
-    def _parameters(self, has_experts: bool) -> dict[str, dict[str, Parameter]]:
+    def _parameters(self) -> dict[str, dict[str, Parameter]]:
+        c, kind = self.config, self.kind
+        groups = [group for group in (kind.mixer, kind.mlp and "mlp") if group is not None]
+        normed = groups[:1] if c.one_norm else groups
+        names = [f"{group}_{place}" for group in normed for place in _norm_names(c)]
+        declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
+        if kind.mixer == "attention":
+            declared[self._attention] = self._attention_parameters()
+        if c.layer_factor:
+            factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
+            declared["layer"] = {"factor": factor}
+        if kind.mlp == "mlp":
+            declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
+            declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
+        if kind.mlp == "experts":
+            from .experts import expert_parameters
+
+            declared["experts"] = expert_parameters(c)
+            if c.shared_dim:
+                declared["shared"] = self._mlp_parameters(c.shared_dim)
+            if c.shared_gate:
+                gate = Parameter(shape=(c.embed_dim, 1), dims=("embed", "one"), fan_in=c.embed_dim)
+                declared["shared"]["shared_gate"] = gate
+        return declared
+
+    def _attention_parameters(self) -> dict[str, Parameter]:
         c = self.config
-        width = c.mlp_dim if c.num_experts is None else c.dense_mlp_dim or 0
-        width = c.shared_dim if has_experts else width
         sizes = {
             "embed": c.embed_dim,
             "heads": c.num_heads,
             "kv_heads": c.num_kv_heads,
             "head_dim": c.head_dim,
-            "mlp": width,
         }
         matrices = {
-            ("attention", "query"): ("embed", "heads", "head_dim"),
-            ("attention", "key"): ("embed", "kv_heads", "head_dim"),
-            ("attention", "value"): ("embed", "kv_heads", "head_dim"),
-            ("attention", "output"): ("heads", "head_dim", "embed"),
+            "query": ("embed", "heads", "head_dim"),
+            "key": ("embed", "kv_heads", "head_dim"),
+            "value": ("embed", "kv_heads", "head_dim"),
+            "output": ("heads", "head_dim", "embed"),
         }
-        if c.latent_rank is not None:
-            matrices = {}
-        if width:
-            matrices |= {("mlp", "up"): ("embed", "mlp"), ("mlp", "down"): ("mlp", "embed")}
-            matrices |= {("mlp", "gate"): ("embed", "mlp")} if c.mlp == "gated" else {}
-        norm = norm_parameters(c)
-        groups = ("attention",) if c.one_norm else ("attention", "mlp")
-        names = [f"{group}_{place}" for group in groups for place in _norm_names(c)]
-        declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm)
-        declared |= _numbers_of_mlp(c, has_experts)
-        if has_experts:
-            from .experts import expert_parameters
-
-            declared["experts"] = expert_parameters(c)
+        if c.global_key_is_value:
+            del matrices["value"]
+        if c.attention_gate:
+            matrices["output_gate"] = matrices["query"]
+        declared: dict[str, Parameter] = {}
         if c.latent_rank is not None:
             from .latent_attention import latent_parameters
 
-            declared["attention"] = latent_parameters(c)
-        for (group, name), dims in matrices.items():
-            shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
-            parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
-            declared.setdefault(group, {})[name] = parameter
-            if c.bias or (c.output_bias if name == "output" else c.qkv_bias and group == "attention"):
-                bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
-                declared[group][f"{name}_bias"] = bias
+            declared, matrices = latent_parameters(c), {}
+        with_bias = {"query", "key", "value"} if c.qkv_bias else set[str]()
+        with_bias = set(matrices) if c.bias else with_bias | {"output"} if c.output_bias else with_bias
+        declared |= _products(matrices, sizes, with_bias)
         for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
             dims = ("head_dim",) if c.qk_norm == "head" else (heads, "head_dim")
             shape = tuple(sizes[dim] for dim in dims)
-            declared["attention"][f"{name}_norm"] = Parameter(
-                shape=shape, dims=dims, initial="ones", wide=True
-            )
+            declared[f"{name}_norm"] = Parameter(shape=shape, dims=dims, initial="ones", wide=True)
         if c.attention_sinks:
             sinks = Parameter(shape=(c.num_heads,), dims=("heads",), initial="zeros", wide=True)
-            declared["attention"]["sinks"] = sinks
+            declared["sinks"] = sinks
         return declared
 
-    def apply(
-        self,
-        x: Array,
-        layer: Tree,
-        index: Array,
-        context: Context,
-        documents: Documents | None,
-        window: int | None,
-        turns: bool,
-    ) -> tuple[Array, Balance | None]:
-        """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts.
-
-        Args:
-            window: positions that the layer sees; None: all.
-            turns: whether positions turn its queries and keys.
-        """
+    def _mlp_parameters(self, width: int) -> dict[str, Parameter]:
         c = self.config
-        with jax.named_scope("attention_block"):
-            h, layer = self._input_of("attention", x, layer, context)
-            query, key, value = self._projections(h, layer, context, documents, window is not None, turns)
-            if (factor := score_factor(c)) != 1:
-                query = query * jnp.asarray(factor, query.dtype)
-            sinks = (
-                context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
-            )
-            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap), sinks)
-            y = self._multiplied(out, layer, "attention", "output", context)
-            y, layer = delay_weight_grads(y, layer, "mlp", ("down",), context)
-            out = self._placed(y, out, layer, "attention", "output", context)
-            out = self._normed_after(out, layer, "attention_out_norm", context)
-            out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
-            entered, x = x, context.pin(x + out, *RESIDUAL)
-            x = checkpoint_name(x, AFTER_ATTENTION)
-        with jax.named_scope("mlp_block"):
-            h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
-            if "experts" not in layer:
-                out, balance = self._mlp(h, layer, context), None
-            else:
-                from .experts import expert_mlp
+        sizes = {"embed": c.embed_dim, "mlp": width}
+        matrices = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}
+        matrices |= {"gate": ("embed", "mlp")} if c.mlp == "gated" else {}
+        return _products(matrices, sizes, set(matrices) if c.bias else set())
 
-                split = context.pin(h, *RESIDUAL)
-                out, balance = expert_mlp(split, layer["experts"], c, context)
-                if c.shared_dim:
-                    out = out + self._shared(h, split, layer, context)
-            out = self._normed_after(out, layer, "mlp_out_norm", context)
-            out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
-            return context.pin(x + out, *RESIDUAL), balance
+    def apply(
+        self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
+    ) -> tuple[Array, Balance | None]:
+        """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts."""
+        c, entered, balance = self.config, x, None
+        if self.kind.mixer == "attention":
+            with jax.named_scope("attention_block"):
+                out, layer = self._attended(x, layer, context, documents)
+                out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
+                x = context.pin(x + out, *RESIDUAL)
+                x = checkpoint_name(x, AFTER_ATTENTION)
+        if self.kind.mlp is not None:
+            with jax.named_scope("mlp_block"):
+                h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
+                out, balance = self._mlps(h, layer, context)
+                out = self._normed_after(out, layer, "mlp_out_norm", context)
+                out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
+                x = context.pin(x + out, *RESIDUAL)
+        return self._scaled(x, layer, context), balance
+
+    @property
+    def _attention(self) -> str:
+        """The name of attention's parameters among the layer's parts."""
+        assert self._mixer is not None, "the layer has no mixer"
+        return self._mixer
+
+    def _scaled(self, x: Array, layer: Tree, context: Context) -> Array:
+        """Multiply a layer's output by its own number, which has no gradient; there may be none."""
+        if not self.config.layer_factor:
+            return x
+        factor = context.gather(jax.lax.stop_gradient(layer["layer"]["factor"]), "one", wide=True)
+        return (x * factor[None, None]).astype(x.dtype)
+
+    def _attended(
+        self, x: Array, layer: Tree, context: Context, documents: Documents | None
+    ) -> tuple[Array, Tree]:
+        """Return what attention adds to the residual `x`, and the layer to use after it."""
+        c, shape = self.config, Shape(self.kind.window, self.config.score_cap)
+        h, layer = self._input_of("attention", x, layer, context)
+        query, key, value = self._projections(h, layer, context, documents)
+        if (factor := score_factor(c)) != 1:
+            query = query * jnp.asarray(factor, query.dtype)
+        held = layer[self._attention]
+        sinks = context.gather(held["sinks"], "heads", wide=True) if c.attention_sinks else None
+        out = causal_attention(query, key, value, context, documents, shape, sinks)
+        if c.attention_gate:
+            out = out * jax.nn.sigmoid(self._project(h, layer, self._attention, "output_gate", context))
+        y = self._multiplied(out, layer, self._attention, "output", context)
+        for group in ("mlp", "shared"):
+            y, layer = delay_weight_grads(y, layer, group, ("down",), context)
+        out = self._placed(y, out, layer, self._attention, "output", context)
+        return self._normed_after(out, layer, "attention_out_norm", context), layer
+
+    def _mlps(self, h: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
+        """Return the output of the block's MLP, or of its experts with their `Balance`."""
+        c = self.config
+        if self.kind.mlp == "mlp":
+            return self._mlp(h, layer, "mlp", context), None
+        from .experts import expert_mlp
+
+        split = context.pin(h, *RESIDUAL)
+        out, balance = expert_mlp(split, layer["experts"], c, context)
+        if c.shared_dim:
+            out = out + self._shared(h, split, layer, context)
+        return out, balance
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
@@ -171,30 +209,31 @@ class Block:
         if name not in layer:
             return x, layer
         split = normed(x, layer[name], self.config, context, splits=True)
-        split, layer = delay_weight_grads(split, layer, group, FROM_INPUT, context)
+        for each in (group, "shared") if group == "mlp" else (self._attention,):
+            split, layer = delay_weight_grads(split, layer, each, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
     def _projections(
-        self,
-        h: Array,
-        layer: Tree,
-        context: Context,
-        documents: Documents | None,
-        is_local: bool,
-        turns: bool,
+        self, h: Array, layer: Tree, context: Context, documents: Documents | None
     ) -> tuple[Array, Array, Array]:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
-        places = None if c.rope_theta is None else places_of(h.shape[1], context, documents)
+        is_turned = c.rope_theta is not None and self.kind.has_positions
+        has_places = is_turned or c.position_growth
+        places = places_of(h.shape[1], context, documents) if has_places else None
 
         def project(x: Array, name: str) -> Array:
-            return self._project(x, layer, "attention", name, context)
+            return self._project(x, layer, self._attention, name, context)
 
         if c.latent_rank is not None:
             from .latent_attention import latent_projections
 
-            return latent_projections(h, layer["attention"], project, places, c, context)
-        query, key, value = (project(h, name) for name in ("query", "key", "value"))
+            return latent_projections(h, layer[self._attention], project, places, c, context)
+        query, key = (project(h, name) for name in ("query", "key"))
+        value = key if c.global_key_is_value else project(h, "value")
+        if c.value_norm:
+            ones = jnp.ones(value.shape[-1], jnp.float32)
+            value = normalised(value, ones, None, False, c.norm_epsilon, value.dtype)
 
         def head_normed(query: Array, key: Array) -> tuple[Array, Array]:
             named = (query, "query"), (key, "key")
@@ -203,31 +242,33 @@ class Block:
 
         if c.qk_norm != "none" and not c.qk_norm_turned:
             query, key = head_normed(query, key)
-        if turns:
-            angles = turns_of(c, sequence_length(h.shape[1], context.mesh), is_local)
+        if is_turned:
+            angles = turns_of(c, sequence_length(h.shape[1], context.mesh), self.kind.window is not None)
             query, key = (rotated(t, angles, places) for t in (query, key))
         if c.qk_norm_turned:
             query, key = head_normed(query, key)
+        if c.position_growth:
+            query = grown(query, c, places)
         return query, key, value
 
     def _shared(self, h: Array, split: Array, layer: Tree, context: Context) -> Array:
         """Apply the shared experts to `h`; `split` is the same, sharded as a residual, for their gate."""
-        out = self._mlp(h, layer, context)
-        if "shared_gate" not in layer["mlp"]:
+        out = self._mlp(h, layer, "shared", context)
+        if not self.config.shared_gate:
             return out
         with jax.named_scope("shared_gate"):
-            gate = context.gather(layer["mlp"]["shared_gate"], *self._dims["mlp", "shared_gate"])
+            gate = context.gather(layer["shared"]["shared_gate"], *self._dims["shared", "shared_gate"])
             return out * jax.nn.sigmoid(product(split, gate, 1))
 
-    def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
-        """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
-        up = self._project(h, layer, "mlp", "up", context)
+    def _mlp(self, h: Array, layer: Tree, group: str, context: Context) -> Array:
+        """Apply an MLP that every token passes through: the block's only one, or that of shared experts."""
+        up = self._project(h, layer, group, "up", context)
         is_gated = self.config.mlp == "gated"
-        gate = self._project(h, layer, "mlp", "gate", context) if is_gated else None
-        learned = [context.gather(layer["mlp"][n], "one", wide=True) for n in LEARNED if n in layer["mlp"]]
+        gate = self._project(h, layer, group, "gate", context) if is_gated else None
+        learned = [context.gather(layer[group][n], "one", wide=True) for n in LEARNED if n in layer[group]]
         up = hidden_units(up, gate, self.config, tuple(for_each_token(each, up) for each in learned))
         up = checkpoint_name(up if is_gated else checkpoint_name(up, SECOND_PRODUCT), HIDDEN)
-        return self._project(up, layer, "mlp", "down", context)
+        return self._project(up, layer, group, "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """Compute x . W (+ b), sharded by its dims."""
@@ -263,7 +304,8 @@ class Block:
             if f"{name}_bias" in layer[group]:
                 y = y + for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
-            is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
+            normed_after = f"{'mlp' if group in ('mlp', 'shared') else 'attention'}_out_norm" in layer
+            is_read = outputs != ("embed",) or normed_after
             named = SECOND_PRODUCT if name in self._second else PRODUCT
             y = checkpoint_name(y, NAMES[group, name])
             return checkpoint_name(y, named) if is_read else y
@@ -288,19 +330,24 @@ class Block:
 
         Over the numbers of each head, or of all heads together.
         """
-        dims = self.declared["attention"][f"{name}_norm"].dims
-        scale = context.gather(layer["attention"][f"{name}_norm"], *dims, wide=True).reshape(-1)
+        dims = self.declared[self._attention][f"{name}_norm"].dims
+        scale = context.gather(layer[self._attention][f"{name}_norm"], *dims, wide=True).reshape(-1)
         rows = x.reshape(*x.shape[:2], -1, scale.size)
         return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 
 
-def _numbers_of_mlp(config: TransformerModel, has_experts: bool) -> dict[str, dict[str, Parameter]]:
-    """Declare what an MLP has in addition to its matrices: an xIELU's numbers, the shared experts' gate."""
-    declared = xielu_parameters() if config.activation == "xielu" else {}
-    if has_experts and config.shared_gate:
-        width = config.embed_dim
-        declared["shared_gate"] = Parameter(shape=(width, 1), dims=("embed", "one"), fan_in=width)
-    return {"mlp": declared} if declared else {}
+def _products(
+    matrices: dict[str, tuple[str, ...]], sizes: dict[str, int], with_bias: set[str]
+) -> dict[str, Parameter]:
+    """Declare matrices by name, from their dims and the sizes of those, with biases after some of them."""
+    declared: dict[str, Parameter] = {}
+    for name, dims in matrices.items():
+        shape, num_inputs = tuple(sizes[dim] for dim in dims), num_inputs_of(name)
+        declared[name] = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
+        if name in with_bias:
+            bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
+            declared[f"{name}_bias"] = bias
+    return declared
 
 
 def norm_parameters(config: TransformerModel) -> dict[str, Parameter]:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from meshwright.config import FIRST_LAYERS
 from meshwright.sharding import activation_spec, on_each_device
 from meshwright.trainer.models import RESIDUAL
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ._stage import Stage
 
 Tree = Any
-NAME = "dense_layers"
-"""The parameters of these layers; every stage holds them."""
 
 
 class FirstLayers:
@@ -49,7 +48,7 @@ class FirstLayers:
 
         def one(_: None, number: Array) -> tuple[None, Array]:
             with self._busy():
-                return None, self._apply(self.stage.parameters[NAME], *self._own(number))
+                return None, self._apply(self.stage.parameters[FIRST_LAYERS], *self._own(number))
 
         return lax.scan(one, None, jnp.arange(self.rounds))[1]
 
@@ -69,7 +68,7 @@ class FirstLayers:
         """Return `gradient` with that of the first layers and the embedding, when all are `returned`."""
         stage = self.stage
         layers, shardings, formats = (
-            tree[NAME] for tree in (stage.parameters, stage.shardings, stage.formats)
+            tree[FIRST_LAYERS] for tree in (stage.parameters, stage.shardings, stage.formats)
         )
         zeros = jax.tree.map(lambda p, f: jnp.zeros(p.shape, f), layers, formats)
 
@@ -80,8 +79,8 @@ class FirstLayers:
                 again = jax.checkpoint(lambda layers, x: self._apply(layers, own, x), prevent_cse=False)
                 _, pullback = jax.vjp(again, stage.widened(layers), x)
                 more, d_x = pullback(jnp.where(exists, entries[number], 0))
-            added = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total[NAME], more)
-            total = {**total, NAME: stage.pinned(added, shardings)}
+            added = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total[FIRST_LAYERS], more)
+            total = {**total, FIRST_LAYERS: stage.pinned(added, shardings)}
 
             def embed(total: Tree, place: Array) -> tuple[Tree, None]:
                 is_its = (stage.number == place) & exists
@@ -90,7 +89,7 @@ class FirstLayers:
 
             return lax.scan(embed, total, jnp.arange(self.num_stages))[0], None
 
-        total = {**gradient, NAME: stage.pinned(zeros, shardings)}
+        total = {**gradient, FIRST_LAYERS: stage.pinned(zeros, shardings)}
         return lax.scan(one, total, jnp.arange(self.rounds))[0]
 
     def _own(self, number: Array) -> tuple[Array, Array]:
@@ -110,7 +109,7 @@ class FirstLayers:
     def _apply(self, layers: Tree, number: Array, x: Array) -> Array:
         part, context = self.stage.microbatch(number)
         used = self.stage.model.for_layers(part, context)
-        return self.stage.model.first_layers({NAME: layers}, x, used, context)
+        return self.stage.model.first_layers({FIRST_LAYERS: layers}, x, used, context)
 
     def _numbered(self, number: Array, place: Array) -> Array:
         return jnp.minimum(number * self.num_stages + place, self.num_microbatches - 1)

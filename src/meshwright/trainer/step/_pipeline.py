@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key
 
-from meshwright.config import PipelineSchedule, RunConfig, Ticks, num_stacked_layers
+from meshwright.config import PipelineSchedule, RunConfig, Ticks, num_stacked_layers, padded_layers
 from meshwright.sharding import replica_axes
 from meshwright.trainer.models import Model, Outcome, Parameter, is_parameter
 
@@ -34,7 +34,7 @@ _TOTALS = Totals(_WHOLE, PartitionSpec(None, None, AXIS))  # of each chunk the s
 class Pipeline:
     """A model whose layers are sharded over stages.
 
-    `num_layers`: of the model; the parameters may have more, which are padding.
+    `num_layers`: of the model; the parameters have `num_padded_layers`.
     `num_chunks`: of layers on each stage. With several, the layers' parameters are [chunks, layers / chunks,
     ...] and their second dim is sharded over the stages.
     `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
@@ -48,6 +48,7 @@ class Pipeline:
     schedule: PipelineSchedule
     num_chunks: int
     num_layers: int
+    num_padded_layers: int
     context_of: ContextOf
     shardings: Tree
     axes: tuple[str, ...]
@@ -90,16 +91,13 @@ class Pipeline:
 
     def _stage(self, parameters: Tree, batch: Tree, key: Key[Array, ""] | None) -> Stage:
         """Return the work of the stage that this code runs on."""
-        layers = jax.tree.leaves(parameters["layers"])[0]
         ticks = Ticks(
             schedule=self.schedule,
             num_stages=self.mesh.shape[AXIS],
             num_microbatches=jax.tree.leaves(batch)[0].shape[0],
             num_chunks=self.num_chunks,
             num_layers=self.num_layers,
-            num_padded_layers=self.mesh.shape[AXIS]
-            * self.num_chunks
-            * layers.shape[int(self.num_chunks > 1)],
+            num_padded_layers=self.num_padded_layers,
         )
         how = (self.context_of, self.shardings, self.formats)
         return Stage(self.model, ticks, *how, parameters, batch, key)
@@ -142,5 +140,6 @@ def pipeline_of(
     num_layers = num_stacked_layers(config)
     assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
     assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
-    chunks = config.pipeline_chunks
-    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, axes, specs, formats)
+    held = num_layers, padded_layers(config, mesh.shape[AXIS])
+    how = (context_of, shardings, axes, specs, formats)
+    return Pipeline(model, config.pipeline, config.pipeline_chunks, *held, *how)

@@ -35,12 +35,11 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from meshwright.config import ACTIVATION_RULES, Ticks
+from meshwright.config import ACTIVATION_RULES, FIRST_LAYERS, Ticks
 from meshwright.sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
 from meshwright.trainer.models import RESIDUAL, Context
 from meshwright.trainer.models.loss import LEFT_OUT, with_positions
 
-from ._first_layers import NAME as FIRST_LAYERS
 from ._first_layers import FirstLayers
 from ._gradients import without_axes
 from ._pipeline_schedule import Schedule, Segment, Table, Work
@@ -120,6 +119,10 @@ class Staged(Protocol):
         """Return the number of layers in a group; all groups are alike."""
         ...
 
+    def layers_of_group(self, layers: Tree, context: Context) -> list[Tree]:
+        """Return the parameters of each layer of a group, which are stacked by the layers' parts."""
+        ...
+
     def embed(self, parameters: Tree, batch: Tree, context: Context) -> Array:
         """Return the first layer's input.
 
@@ -166,7 +169,7 @@ class Totals(NamedTuple):
     """The loss and the layers' figures of a batch."""
 
     loss: Any  # the sum over microbatches; their mean at the end
-    figures: Any  # the layers', a tree of arrays [microbatches, chunks, layers]
+    figures: Any  # of layers that have some, a tree of arrays [microbatches, chunks, layers]
 
 
 class _Pass(NamedTuple):
@@ -237,7 +240,7 @@ class Stage:
         self.mesh: AbstractMesh = jax.sharding.get_abstract_mesh()
         self.number = lax.axis_index(AXIS)
         self.is_first, self.is_last = self.number == 0, self.number == self.behind
-        self.chunk_size = jax.tree.leaves(self.layers)[0].shape[int(self.num_chunks > 1)]
+        self.chunk_size = ticks.num_padded_layers // (ticks.num_stages * self.num_chunks)
         self.group_size = self.model.group_size(context_of(None))
         self.num_groups = self.chunk_size // self.group_size
         self.is_padded = ticks.num_padded_layers > ticks.num_layers
@@ -278,9 +281,9 @@ class Stage:
 
     def parts_of(self, tree: Tree, chunk: Array, group: Array) -> Tree:
         """Return one group's part of a tree of stacked layers, its layers as the first dim."""
-        size = self.group_size
 
         def part(x: Array) -> Array:
+            size = x.shape[int(self.num_chunks > 1)] // self.num_groups
             start = group * size
             if self.num_chunks == 1:
                 return lax.dynamic_slice_in_dim(x, start, size)
@@ -316,9 +319,7 @@ class Stage:
             # A place of its own for each, or XLA would copy all matrices of a layer at once.
             chunk, at, _ = lax.optimization_barrier((its.chunk, group, jnp.int32(number)))
             parts.append(self.widened(self.parts_of(leaf, chunk, at)))
-        each = (jax.tree.unflatten(structure, [part[place] for part in parts])
-                for place in range(self.group_size))  # fmt: skip
-        return list(each)
+        return self.model.layers_of_group(jax.tree.unflatten(structure, parts), self.context_of(None))
 
     def widened(self, tree: Tree) -> Tree:
         """Return parameters in the format that their gradients are to have, here float32 or their own."""
@@ -357,7 +358,7 @@ class Stage:
         loss = totals.loss + jnp.where(its.exists, more, 0)
 
         def store(all: Array, one: Array) -> Array:
-            at = its.microbatch, its.chunk, group * self.group_size
+            at = its.microbatch, its.chunk, group * one.size
             one = jnp.where(its.exists, one[None, None], lax.dynamic_slice(all, at, (1, 1, one.size)))
             return lax.dynamic_update_slice(all, one, at)
 
@@ -382,7 +383,10 @@ class Stage:
                 total = total.at[at].add(more.astype(total.dtype), mode="promise_in_bounds")
             return total
 
-        gradient = jax.tree.map(added, gradient, *d_layers)
+        gradient = {
+            part: jax.tree.map(added, total, *(layer[part] for layer in d_layers if part in layer))
+            for part, total in gradient.items()
+        }
         return d_x, self.pinned(gradient, self.shardings["layers"])
 
     def through_layers(self, work: Work, carry: _Carry, up: _Pass, down: _Pass, scale: Array) -> _Carry:
@@ -604,8 +608,8 @@ class Stage:
             return x, self.apply_group(layers, x, used)[1]
 
         x, figures = jax.eval_shape(once)
-        shape = self.ticks.num_microbatches, self.num_chunks, self.chunk_size
-        figures = jax.tree.map(lambda one: jnp.zeros(shape, one.dtype), figures)
+        shape = self.ticks.num_microbatches, self.num_chunks
+        figures = jax.tree.map(lambda x: jnp.zeros((*shape, self.num_groups * x.size), x.dtype), figures)
         return jnp.zeros(x.shape, x.dtype), Totals(jnp.float32(0), figures)
 
     def send(self, x: Array, way: int) -> Array:
