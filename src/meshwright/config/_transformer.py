@@ -330,8 +330,8 @@ class TransformerModel(StateKeys):
     Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
     expert_load: AtLeastOne = 1.0
     """Tokens of the device whose experts get most, over the mean of all devices, as far as prices go.
-    Effect: multiplies the experts' predicted time, their messages and their buffers; the program is the same.
-    1.0 is a balanced router. Unit: none"""
+    Effect: multiplies the predicted time of the experts and of their messages; the program is the same. With
+    `capacity_factor` it changes nothing. 1.0 is a balanced router. Unit: none"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
