@@ -88,6 +88,17 @@ PROGRAM = {
     "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
     "model.transformer.layer_pattern": (NANO, "model.layer_pattern=attention mlp"),
     "model.transformer.attention_gate": (NANO, "model.attention_gate=true"),
+    "model.transformer.value_norm": (NANO, "model.value_norm=true"),
+    "model.transformer.layer_factor": (NANO, "model.layer_factor=true"),
+    "model.transformer.global_head_dim": (WINDOWS, "model.global_head_dim=8"),
+    "model.transformer.global_kv_heads": (
+        (*WINDOWS, "model.global_head_dim=8"),
+        "model.global_kv_heads=1",
+    ),
+    "model.transformer.global_key_is_value": (
+        (*WINDOWS, "model.global_head_dim=8"),
+        "model.global_key_is_value=true",
+    ),
     "model.transformer.capacity_factor": (EXPERTS, "model.capacity_factor=2.0"),
     "model.transformer.balancing_loss": (EXPERTS, "model.balancing_loss=0.1"),
     "model.transformer.rope_factor": (STRETCHED, "model.rope_factor=8.0"),
