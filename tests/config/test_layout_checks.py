@@ -425,3 +425,12 @@ def test_experts_over_several_axes_divide_over_all_of_them():
 def test_experts_that_cannot_be_folded_are_refused(preset, changes, message):
     with pytest.raises(InputError, match=message):
         load_config(preset, changes)
+
+
+def test_pieces_of_a_sequence_hold_what_a_convolution_reads_before_the_next_one():
+    config = load_config("bytes-nano")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"conv_width": 66})})
+    config = config.model_copy(update={"batch": config.batch.model_copy(update={"sequence_length": 256})})
+    with pytest.raises(InputError, match=r"two pieces of 64, and model\.conv_width = 66 reads 65") as caught:
+        check_layout(config, Layout.parse("context=2"))
+    assert "use batch.sequence_length = 260 or more" in str(caught.value.hint)
