@@ -434,3 +434,13 @@ def test_pieces_of_a_sequence_hold_what_a_convolution_reads_before_the_next_one(
     with pytest.raises(InputError, match=r"two pieces of 64, and model\.conv_width = 66 reads 65") as caught:
         check_layout(config, Layout.parse("context=2"))
     assert "use batch.sequence_length = 260 or more" in str(caught.value.hint)
+
+
+def test_modules_for_further_tokens_have_neither_stages_nor_adapters():
+    further = load_config("bytes-nano", ["model.mtp_layers=1"])
+    check_layout(further, Layout.parse("fsdp=2,tensor=2"))
+    with pytest.raises(InputError, match=r"model\.mtp_layers = 1, but stage = 2") as refused:
+        check_layout(further, Layout.parse("stage=2"))
+    assert "use fsdp=2 in place of stage" in refused.value.hint
+    with pytest.raises(InputError, match=r"model\.mtp_layers = 1, and adapters"):
+        load_config("bytes-nano", ["model.mtp_layers=1", "lora.rank=4"])
