@@ -37,7 +37,7 @@ def weights_of(config: RunConfig) -> Weights:
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
-    blocks = layers * model.num_attention_parameters + model.num_dense_parameters
+    blocks = model.num_mixer_parameters + model.num_dense_parameters
     first = model.num_first_layers and model.num_first_parameters + (
         model.num_first_layers * model.num_attention_parameters
     )

@@ -32,8 +32,8 @@ from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
 from .rotary import rotated, score_factor, turns_of
 
 PRODUCTS = (
-    *("query_down", "query", "key_down", "key", "value", "output_gate", "key_rotary"),
-    *("output", "up", "gate", "down"),
+    *("query_down", "query", "key_down", "key", "value", "key_rotary", "beta", "step", "decay_down", "decay"),
+    *("output_gate_down", "output_gate", "output", "up", "gate", "down"),
 )
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
@@ -51,6 +51,9 @@ NAMES = {
     ("mlp", "gate"): "mlp_gate",
     ("mlp", "down"): "mlp_out",
 }
+STATE_MIXERS = ("delta", "mamba")
+NAMES |= {(mixer, name): NAMES.get(("attention", name), "value") for mixer in STATE_MIXERS for name in PRODUCTS}
+NAMES |= {(mixer, f"{name}_down"): "latents" for mixer in STATE_MIXERS for name in ("decay", "output_gate")}
 NAMES |= {("shared", name): NAMES["mlp", name] for name in ("up", "gate", "down")}
 """The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
 
@@ -66,7 +69,7 @@ class Block:
             for group, parameters in self.declared.items()
             for name, parameter in parameters.items()
         }
-        named = {name for group, name in self._dims if group in ("attention", "mlp", "shared")}
+        named = {name for group, name in self._dims if group in ("attention", *STATE_MIXERS, "mlp", "shared")}
         self._second = frozenset([name for name in PRODUCTS if name in named][1::2])
 
     def _parameters(self) -> dict[str, dict[str, Parameter]]:
@@ -77,6 +80,14 @@ class Block:
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
         if kind.mixer == "attention":
             declared["attention"] = self._attention_parameters()
+        if kind.mixer == "delta":
+            from .delta_net import delta_parameters
+
+            declared["delta"] = delta_parameters(c)
+        if kind.mixer == "mamba":
+            from .mamba import mamba_parameters
+
+            declared["mamba"] = mamba_parameters(c)
         if kind.mlp == "mlp":
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
             declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
@@ -136,9 +147,10 @@ class Block:
     ) -> tuple[Array, Balance | None]:
         """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts."""
         c, entered, balance = self.config, x, None
-        if self.kind.mixer == "attention":
-            with jax.named_scope("attention_block"):
-                out, layer = self._attention(x, layer, context, documents)
+        if (mixer := self.kind.mixer) is not None:
+            with jax.named_scope(f"{mixer}_block"):
+                mix = self._attention if mixer == "attention" else self._states
+                out, layer = mix(x, layer, context, documents)
                 out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
                 x = checkpoint_name(x, AFTER_ATTENTION)
@@ -164,11 +176,33 @@ class Block:
         out = causal_attention(query, key, value, context, documents, shape, sinks)
         if c.attention_gate:
             out = out * jax.nn.sigmoid(self._project(h, layer, "attention", "output_gate", context))
-        y = self._multiplied(out, layer, "attention", "output", context)
+        return self._mixed(out, layer, "attention", context)
+
+    def _states(
+        self, x: Array, layer: Tree, context: Context, documents: Documents | None
+    ) -> tuple[Array, Tree]:
+        """Return what a mixer with states adds to the residual `x`, and the layer to use after it."""
+        mixer = self.kind.mixer
+        assert mixer is not None, "the block has a mixer"
+        h, layer = self._input_of(mixer, x, layer, context)
+
+        def project(x: Array, name: str) -> Array:
+            return self._project(x, layer, mixer, name, context)
+
+        if mixer == "delta":
+            from .delta_net import apply_delta as apply
+        else:
+            from .mamba import apply_mamba as apply
+        out = apply(h, layer[mixer], project, self.config, context, documents)
+        return self._mixed(out, layer, mixer, context)
+
+    def _mixed(self, out: Array, layer: Tree, mixer: str, context: Context) -> tuple[Array, Tree]:
+        """Return the product of a mixer's heads with `output`, and the layer to use after it."""
+        y = self._multiplied(out, layer, mixer, "output", context)
         for group in ("mlp", "shared"):
             y, layer = delay_weight_grads(y, layer, group, ("down",), context)
-        out = self._placed(y, out, layer, "attention", "output", context)
-        return self._normed_after(out, layer, "attention_out_norm", context), layer
+        out = self._placed(y, out, layer, mixer, "output", context)
+        return self._normed_after(out, layer, f"{mixer}_out_norm", context), layer
 
     def _mlps(self, h: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
         """Return the output of the block's MLP, or of its experts with their `Balance`."""
@@ -185,7 +219,7 @@ class Block:
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
-        name = "attention_norm" if self.config.one_norm else f"{group}_norm"
+        name = f"{self.kind.mixer}_norm" if self.config.one_norm else f"{group}_norm"
         if name not in layer:
             return x, layer
         split = normed(x, layer[name], self.config, context, splits=True)
