@@ -20,6 +20,7 @@ PURPOSES = {
     "train": "train, and read checkpoints",
     "draw": "draw the curves of pages",
     "torch": "weigh and account PyTorch modules",
+    "huggingface": "weigh any model that transformers knows",
     "tokenizers": "read a tokenizer.json",
     "parquet": "read Parquet files",
     "check": "write figures into a file of budgets",

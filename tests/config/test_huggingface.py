@@ -175,11 +175,12 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_in_the_file(changes, word
 @pytest.mark.parametrize(
     ("tree", "hint"),
     [
-        ({"model_type": "opt"}, "meshwright weigh model.py:build"),
         (
-            {"model_type": "llava", "text_config": {"model_type": "opt"}},
-            "meshwright weigh model.py:build",
+            {"model_type": "opt"},
+            "weigh the module that transformers makes of the file: meshwright weigh FOLDER",
         ),
+        ({"model_type": "llava", "text_config": {"model_type": "opt"}}, "--as torch"),
+        ({"model_type": "lama"}, "did you mean 'llama'? Or weigh the module"),
         ({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64}, 'add its "model_type": "qwen2"'),
     ],
 )
@@ -230,6 +231,95 @@ def test_an_unknown_model_type_is_read_as_the_family_of_the_class_that_it_names(
     assert load_config(folder_of(inner, "images")).model == model
     with pytest.raises(InputError, match="'kimi_k2' is not known"):
         load_config(folder_of({**DEEPSEEK_V3, "model_type": "kimi_k2", "architectures": ["Kimi"]}, "none"))
+
+
+# The keys of published files.
+MINIMAX = {
+    **{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "head_dim": 128},
+    **{"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536, "model_type": "minimax_m2"},
+    **{"max_position_embeddings": 196608, "mtp_transformer_layers": 1, "num_attention_heads": 48},
+    **{"num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8, "num_mtp_modules": 3},
+    **{"num_local_experts": 256, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000},
+    **{"rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_cache": True},
+    **{"tie_word_embeddings": False, "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True},
+    "vocab_size": 200064,
+}
+ERNIE = {
+    **{"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "hidden_act": "silu"},
+    **{"hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072, "moe_k": 6},
+    **{"moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536},
+    **{"moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1},
+    **{"moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_use_aux_free": True, "use_bias": False},
+    **{"num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 500000},
+    **{"num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "tie_word_embeddings": True},
+    "vocab_size": 103424,
+}
+HUNYUAN = {
+    **{"architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "hidden_size": 4096},
+    **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    **{"intermediate_size": 3072, "vocab_size": 128167, "num_experts": 64, "tie_word_embeddings": True},
+    **{"moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32, "num_shared_expert": [1] * 32},
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "type": "dynamic"},
+}
+EXAONE = {
+    **{"model_type": "exaone4", "hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64},
+    **{"num_attention_heads": 40, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    **{"reorder_qk_norm": True, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "sliding_window": 4096},
+    **{"sliding_window_pattern": "LLLG", "vocab_size": 102400, "max_window_layers": 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("tree", "total", "active"),  # billions of parameters that the models' pages state
+    [(MINIMAX, 230, 10), (ERNIE, 21, 3), (HUNYUAN, 80, 13), (EXAONE, 32, 32)],
+    ids=["minimax", "ernie", "hunyuan", "exaone"],
+)
+def test_the_keys_of_a_published_file_are_understood(tree, total, active, folder_of):
+    model = load_config(folder_of(tree)).model
+    assert model.num_parameters / 1e9 == pytest.approx(total, rel=0.04)
+    assert model.num_active_parameters / 1e9 == pytest.approx(active, rel=0.12)  # tables included here
+
+
+def test_what_files_say_of_layers_and_positions_is_read(folder_of):
+    minimax = load_config(folder_of(MINIMAX, "minimax")).model
+    assert minimax.rotary_share == 0.5
+    hunyuan = load_config(folder_of(HUNYUAN, "hunyuan")).model
+    assert hunyuan.rope_theta == pytest.approx(10_000 * 1000 ** (128 / 126))
+    exaone = load_config(folder_of(EXAONE, "exaone")).model
+    assert exaone.windows == (4096, 4096, 4096, None)
+    assert [kind.has_positions for kind in exaone.period] == [True, True, True, False]
+    everywhere = load_config(folder_of({**EXAONE, "sliding_window": None}, "all")).model
+    assert [(kind.window, kind.has_positions) for kind in everywhere.period] == [(None, True)]
+    smol = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": "smollm3", "rope_scaling": None}
+    assert load_config(folder_of(smol, "smol")).model.no_rope_every == 4
+    turned = {**smol, "no_rope_layers": [1] * 32}
+    assert load_config(folder_of(turned, "turned")).model.no_rope_every is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({**MINIMAX, "scoring_func": "softmax"}, 'scoring_func = "softmax"'),
+        ({**ERNIE, "moe_layer_end_index": 20}, "moe_layer_end_index = 20"),
+        ({**HUNYUAN, "moe_topk": [8, 4] * 16}, "moe_topk = "),
+        ({**HUNYUAN, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({**EXAONE, "sliding_window_pattern": "LLGL"}, "LLGL"),
+        (
+            {
+                **{**PUBLISHED["Llama-3.1-8B"][0], "model_type": "smollm3", "rope_scaling": None},
+                "no_rope_layers": [0, 1] * 16,
+            },
+            "no_rope_layers",
+        ),
+        (
+            {**DEEPSEEK_V3, "model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse"] * 60 + ["dense"]},
+            "mlp_",
+        ),
+    ],
+)
+def test_a_part_of_a_published_family_that_is_not_run_is_refused(tree, words, folder_of):
+    with pytest.raises(InputError, match=words):
+        load_config(folder_of(tree))
 
 
 def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):

@@ -152,6 +152,7 @@ def test_the_head_dim_follows_from_embed_and_heads_unless_given():
             "model.no_rope_every = 4 has no effect without rotary positions",
             "leave no_rope_every out",
         ),
+        (["position_growth=0.1"], "= 0.1 has no effect without rope_original", "leave position_growth out"),
         (["score_scale=0.1", "score_dim=8"], "= 0.1 is in place of score_dim = 8", "leave one of them out"),
         (["query_rank=8"], "model.query_rank = 8 has no effect without latent_rank", "leave query_rank out"),
         (["value_dim=8"], "model.value_dim = 8 has no effect without latent_rank", "leave value_dim out"),

@@ -52,8 +52,9 @@ AsOption = Annotated[
     str | None,
     typer.Option(
         "--as",
-        metavar="jax",
-        help="Weigh a function's PyTorch module as a JAX program: model.py:build --as jax --on 8xH100.",
+        metavar="torch|jax",
+        help="Weigh a Hugging Face model as the PyTorch module of transformers (torch), or a module as a JAX "
+        "program (jax): model.py:build --as jax.",
         show_default=False,
     ),
 ]

@@ -14,11 +14,17 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._families import FAMILIES as FAMILIES
     from ._families import Family as Family
     from ._families import weight_parameters as weight_parameters
+    from ._huggingface_config import LONGEST_SEQUENCE as LONGEST_SEQUENCE
+    from ._huggingface_config import check_heads as check_heads
     from ._huggingface_config import family_of as family_of
     from ._huggingface_config import huggingface_of_model as huggingface_of_model
+    from ._huggingface_config import is_misspelling as is_misspelling
     from ._huggingface_config import reads_text_alone as reads_text_alone
+    from ._huggingface_config import refusal_of as refusal_of
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
+    from ._huggingface_config import text_part as text_part
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
+    from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
     from ._layer_kinds import Stretch as Stretch
     from ._layer_kinds import holds_layers as holds_layers
@@ -48,6 +54,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layout_checks import ticks_of as ticks_of
     from ._load import Overrides as Overrides
     from ._load import config_schema as config_schema
+    from ._load import huggingface_model as huggingface_model
     from ._load import keys_named as keys_named
     from ._load import known_keys as known_keys
     from ._load import load_config as load_config

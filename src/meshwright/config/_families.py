@@ -95,6 +95,7 @@ class Family:
     mixers: Mapping[str, str] = field(default_factory=dict[str, str])
     numbered_by_part: bool = False
     rope_alpha: bool = False
+    rope_growth: bool = False
 
 
 _MERGED = ("keys", "fixed", "defaults", "weights")

@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from meshwright.errors import InputError, nearest_name
+from meshwright.errors import InputError
 
 from ._families import ACTIVATIONS, ALWAYS_FALSE, BESIDE, FAMILIES, OF_TRAINING, Family
 from ._layer_lists import layers_json, read_layers
-from ._rotary_keys import GLOBAL, LOCAL, not_understood, read_rotary, rotary_json, shortened
+from ._rotary_keys import (
+    GLOBAL,
+    LOCAL,
+    OWN_MODULE,
+    NotUnderstood,
+    not_understood,
+    read_rotary,
+    rotary_json,
+    shortened,
+)
 from ._section import is_table
 from ._transformer import TransformerModel
 
@@ -30,6 +40,7 @@ Tree = Mapping[str, Any]
 SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
 OF_BOTH_PARTS = {"tie_word_embeddings", "torch_dtype", "dtype"}  # keys of a file whose text is a part of it
 
+PER_LAYER = "per_layer_config"  # the sizes of layers that are unlike others
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
@@ -74,12 +85,11 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     (64, 512)
     """
     if reads_text_alone(tree):
-        shared = {key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}
-        return run_of_huggingface({**shared, **tree["text_config"]}, where)
+        return run_of_huggingface(text_part(tree), where)
     if (name := family_of(tree)) is None:
         raise _not_known(tree, where)
     family, tree = FAMILIES[name], {**tree, "model_type": name}
-    _check_heads(tree, where)
+    check_heads(tree, where)
     given = _given(tree, family)
     unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
@@ -87,8 +97,6 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         unread.discard(theirs)
         if theirs in given:
             model[ours] = _of_all_layers(given[theirs])
-    if family.mixers and model.get("num_experts") == 0:
-        del model["num_experts"]
     _check_sizes(tree, model, family, where)
     try:
         for read in READERS:
@@ -119,6 +127,26 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     }
 
 
+def refusal_of(tree: Tree, where: str) -> NotUnderstood | None:
+    """Return why a file cannot be a configuration of ours; None if it can, or if a value in it is wrong.
+
+    >>> refusal_of({"model_type": "falcon"}, "config.json").message
+    "config.json: model_type 'falcon' is not known"
+    """
+    try:
+        run_of_huggingface(tree, where)
+    except InputError as refused:
+        return refused if isinstance(refused, NotUnderstood) else None
+    return None
+
+
+def text_part(tree: Tree) -> Tree:
+    """Return the text part of a file of a model that reads more than text; any other file as it is."""
+    if not is_table(inner := tree.get("text_config")):
+        return tree
+    return {**{key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}, **inner}
+
+
 def _of_all_layers(value: Any) -> Any:
     """Return the value of a list that has one for each layer, if all are alike (Hunyuan's `moe_topk`)."""
     if not isinstance(value, list):
@@ -145,15 +173,33 @@ def _given(tree: Tree, family: Family) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _not_known(tree: Tree, where: str) -> InputError:
+def _not_known(tree: Tree, where: str) -> NotUnderstood:
     """Return the error of a `model_type` without a table; it says how to weigh such a model all the same."""
-    name, inner = tree["model_type"], tree.get("text_config")
-    own = "weigh the module that transformers makes of this file: meshwright weigh model.py:build --on 8xH100"
-    own = f"{own}, where build returns it (docs/how-to/huggingface.md, Other models)"
-    what, hint = f"{where}: model_type {name[:100]!r} is not known", nearest_name(name, FAMILIES)
+    name, inner = tree["model_type"][:100], tree.get("text_config")
+    near = [family for family in FAMILIES if is_misspelling(name, family)]
+    hint = OWN_MODULE if not near else f"did you mean {' or '.join(map(repr, near))}? Or {OWN_MODULE}"
+    what = f"{where}: model_type {name!r} is not known"
     if is_table(inner):
         what = f"{what}: beside text, it reads images or sound, and its text part is no known family either"
-    return InputError(what, hint=f"{hint}; or {own}")
+    return NotUnderstood(what, hint=hint)
+
+
+def is_misspelling(name: str, family: str) -> bool:
+    """Return whether a name is a family's, with two letters swapped, one left out, or one written twice.
+
+    Case and separators do not count. Another letter, digit or ending makes the name of another family.
+
+    >>> [is_misspelling(name, "llama") for name in ("LLaMa", "lama", "llamma", "llava", "llama4", "mllama")]
+    [True, True, True, False, False, False]
+    """
+    one, other = (re.sub(r"[\W_]", "", each.lower()) for each in (name, family))
+    if re.findall(r"\d", one) != re.findall(r"\d", other):
+        return False
+    if sorted(one) == sorted(other):
+        return sum(a != b for a, b in zip(one, other, strict=True)) <= 2
+    if len(one) == len(other) + 1:
+        return any(one[:at] + one[at + 1 :] == other for at in range(1, len(one)) if one[at] == one[at - 1])
+    return len(one) == len(other) - 1 and any(other[:at] + other[at + 1 :] == one for at in range(len(one)))
 
 
 def _lacks(family: str, key: str, where: str) -> InputError:
@@ -162,7 +208,7 @@ def _lacks(family: str, key: str, where: str) -> InputError:
     return InputError(f"{where}: {article} {family} model has no {key}", hint=f"add {key} to config.json")
 
 
-def _check_heads(tree: Tree, where: str) -> None:
+def check_heads(tree: Tree, where: str) -> None:
     """Raise an `InputError` for a model that does not predict the next token, such as a classifier."""
     named = _listed(tree.get("architectures"))
     if any(named) and not any(each.endswith(NEXT_TOKEN) for each in named):
@@ -180,7 +226,7 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
         raise _lacks(name, " and ".join(missing), where)
     wrong: list[str] = []
     for ours, theirs in family.keys.items():
-        if ours in model:
+        if ours in model and (ours, model[ours]) != ("num_experts", 0):
             try:
                 _adapter(ours).validate_python(model[ours], strict=True)
             except ValidationError as error:
@@ -348,6 +394,28 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         model["global_every"] = size
 
 
+def _global_attention(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the sizes of attention in layers that see all positions, of a family in which they are others.
+
+    `transformers` writes them again for each such layer, by its number.
+    """
+    if "global_head_dim" not in FAMILIES[given["model_type"]].keys:
+        return
+    unread.discard(PER_LAYER)
+    if not model["global_key_is_value"]:
+        model.pop("global_kv_heads", None)  # which is not read then
+    if (layers := given.get(PER_LAYER)) is not None:
+        every, sizes = model.get("global_every"), [dict(each) for each in layers.values()]
+        wanted = [str(n) for n in range(model["num_layers"]) if every and (n + 1) % every == 0]
+        known = all(set(each) <= {"head_dim", "num_key_value_heads"} and each == sizes[0] for each in sizes)
+        if list(layers) != wanted or not known:
+            raise not_understood(where, {PER_LAYER: layers})
+        model["global_head_dim"] = sizes[0].get("head_dim", model["head_dim"])
+        model["global_kv_heads"] = sizes[0].get("num_key_value_heads")
+    if model.get("window") is None or model.get("global_every") is None:
+        raise not_understood(where, {key: given.get(key) for key in ("sliding_window", "layer_types")})
+
+
 def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read which layers have no positions: those that a file lists, or those that see all positions."""
     unturned, num_layers = FAMILIES[given["model_type"]].unturned, model["num_layers"]
@@ -369,9 +437,13 @@ def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) 
 def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
     """Return the kind of each layer of a file that does not list them.
 
-    The last of each `sliding_window_pattern` layers sees all (Gemma), or the first `max_window_layers` do.
+    The last of each `sliding_window_pattern` layers sees all (Gemma), or those with a G in it (EXAONE), or
+    the first `max_window_layers` do.
     """
     pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
+    if isinstance(pattern, str):
+        named = [{"L": LOCAL, "G": GLOBAL}.get(letter, letter) for letter in pattern]
+        return [named[layer % len(named)] for layer in range(num_layers)]
     if pattern is not None:
         return [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
     first = given.get("max_window_layers", 0)
@@ -418,7 +490,9 @@ def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str
     """Check that a model of experts says how many; leave out the width of a dense MLP where none is dense."""
     family = FAMILIES[given["model_type"]]
     has_experts = not family.mixers or "experts" in model.get("layer_pattern", "experts")
-    for ours in ("experts_per_token", "num_experts") if has_experts and family.keys.get("num_experts") else ():
+    for ours in (
+        ("experts_per_token", "num_experts") if has_experts and family.keys.get("num_experts") else ()
+    ):
         if (theirs := family.keys.get(ours)) is not None and ours not in model:
             others = [other for other, key in family.synonyms.items() if key == theirs]
             raise _lacks(given["model_type"], " or ".join((theirs, *others)), where)
@@ -446,5 +520,6 @@ def cached_config(name: str) -> Path | None:
 
 
 READERS: tuple[Callable[..., None], ...] = (
-    *(read_layers, _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _unturned, _expert_mlp),
+    *(read_layers, _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window),
+    *(_global_attention, _unturned, _expert_mlp),
 )  # fmt: skip

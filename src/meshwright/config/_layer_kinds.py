@@ -22,6 +22,8 @@ MLPS = ("mlp", "experts")
 MOST_LISTED = 512
 """The most layers of a pattern, before it repeats."""
 LAYERS, FIRST_LAYERS = "layers", "dense_layers"
+GLOBAL_ATTENTION = "global_attention"
+"""The attention of layers that see all positions, where it has other sizes than that of the others."""
 
 
 class LayerKind(NamedTuple):

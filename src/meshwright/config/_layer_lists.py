@@ -1,8 +1,8 @@
 """Read from a Hugging Face file which layers are of which kind, as a pattern of layers.
 
 Families that mix attention with layers of states list the kind of each layer, or say after how many comes
-attention. Nemotron-H lists the parts of layers: a mixer and an MLP after it are one layer here, and each has a
-number in the names of weights.
+attention. Nemotron-H lists the parts of layers: a mixer and an MLP after it are one layer here, and each has
+a number in the names of weights.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
     if not family.mixers:
         return
     unread -= {*_KEYS, "moe_intermediate_size"}
-    if given.get("position_embedding_type", "rope") != "rope":
+    if "position_embedding_type" in family.defaults and given.get("position_embedding_type") != "rope":
         model["position"] = "none"
     if not model.get("num_experts"):
+        model.pop("num_experts", None)
         model["mlp_dim"] = model.get("shared_mlp_dim", model.get("mlp_dim"))
     words = _words(given, family, model, where)
     parts = {part for word in words for part in word.split("+")}
     model["num_layers"], model["layer_pattern"] = len(words), pattern_of(words)
     states = [mixer for mixer in ("delta", "mamba") if mixer in parts]
-    dropped = [key for key in model if key.startswith(("delta_", "mamba_")) and key.split("_")[0] not in states]
+    dropped = [
+        key for key in model if key.startswith(("delta_", "mamba_")) and key.split("_")[0] not in states
+    ]
     dropped += [] if states else [key for key in ("conv_width", "conv_bias", "scan_chunk") if key in model]
     dropped += [] if "experts" in parts else [key for key in _OF_EXPERTS if key in model]
     for key in dropped:
@@ -59,7 +62,9 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
 
 def _words(given: Tree, family: Family, model: dict[str, Any], where: str) -> list[str]:
     """Return the word of each layer."""
-    key = next((key for key in ("layer_types", "layers_block_type") if key in given), "hybrid_override_pattern")
+    key = next(
+        (key for key in ("layer_types", "layers_block_type") if key in given), "hybrid_override_pattern"
+    )
     listed = given.get(key)
     if isinstance(listed, str):
         listed = [_LETTERS.get(letter, letter) for letter in listed]
@@ -85,6 +90,11 @@ def _words(given: Tree, family: Family, model: dict[str, Any], where: str) -> li
     return [f"{family.mixers[kind]}+{mlp(layer)}" for layer, kind in enumerate(kinds)]
 
 
+def _numbers_of_experts(family: Family) -> list[str]:
+    keys = [family.keys[ours] for ours in _OF_EXPERTS if ours in family.keys]
+    return [key for key in keys if key in family.defaults]
+
+
 def _joined(parts: list[str]) -> list[str]:
     """Return words of layers: a mixer takes the MLP that comes after it."""
     words = list[str]()
@@ -105,6 +115,8 @@ def layers_json(model: TransformerModel, family: Family) -> dict[str, Any]:
         pairs = zip(mixers, (kind.mlp and mlps[kind.mlp] for kind in model.kinds), strict=True)
         listed = [part for pair in pairs for part in pair if part is not None]
         width = {} if model.num_experts is None else {"moe_intermediate_size": model.mlp_dim}
+        if model.num_experts is None:  # which transformers wants to read all the same
+            width = {theirs: family.defaults[theirs] for theirs in _numbers_of_experts(family)}
         plain = model.dense_mlp_dim or model.mlp_dim
         return {"layers_block_type": listed, "intermediate_size": plain, **width}
     plain = [layer for layer, kind in enumerate(model.kinds) if kind.mlp == "mlp"]

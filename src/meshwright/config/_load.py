@@ -10,7 +10,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,19 +112,12 @@ def text_reading(text: str) -> str:
     Args:
         text: as for `load_config`. What cannot be read is an error there.
     """
-    path = Path(text)
-    if "/" not in text and not os.path.exists(text):  # False for a name that no file can have
+    found = huggingface_model(text)
+    if found is None:
         return ""
-    from ._huggingface_config import cached_config, family_of, is_huggingface, reads_text_alone
+    from ._huggingface_config import family_of, reads_text_alone
 
-    try:
-        if not path.exists() and (cached := cached_config(text)) is not None:
-            path = cached
-        tree = read_json(path / _RUN_FILE if path.is_dir() else path) if path.exists() else None
-    except (OSError, ValueError):
-        return ""
-    if not is_table(tree) or not is_huggingface(tree):
-        return ""
+    _, tree = found
     own = tree["model_type"]
     if reads_text_alone(tree):
         kind = tree["text_config"].get("model_type") or family_of(tree["text_config"])
@@ -133,6 +125,36 @@ def text_reading(text: str) -> str:
     if (family := family_of(tree)) in (own, None):
         return ""
     return f"{text}: model_type {own[:100]!r} is read as {family}, whose class its architectures name"
+
+
+def huggingface_model(text: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the file, or the id, and the keys of the Hugging Face model that a text names.
+
+    None if it names something else, or what cannot be read.
+
+    >>> where, tree = huggingface_model("qwen2.5-7b")
+    >>> where, tree["model_type"]
+    ('Qwen/Qwen2.5-7B', 'qwen2')
+    """
+    path = Path(text)
+    if text in preset_names() or path.suffix in (".toml", ".py"):
+        return None
+    from ._huggingface_config import cached_config, is_huggingface
+
+    try:
+        if not path.exists() and "/" in text:
+            path = cached_config(text) or path
+        if path.exists():
+            file = path / _RUN_FILE if path.is_dir() else path
+            tree = read_json(file) if file.suffix == ".json" else None
+            return (str(file), tree) if is_table(tree) and is_huggingface(tree) else None
+    except (OSError, ValueError):
+        return None
+    if (published := _published_id(text)) is None:
+        return None
+    from ._published import published_config
+
+    return published, published_config(published)
 
 
 def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

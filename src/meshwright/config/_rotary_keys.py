@@ -19,7 +19,10 @@ from ._transformer import TransformerModel
 Tree = Mapping[str, Any]
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"  # kinds of layers
-LENGTH = "original_max_position_embeddings"
+OWN_MODULE = (
+    "weigh the module that transformers makes of the file: meshwright weigh FOLDER --as torch --on FLEET"
+)
+LENGTH, GROWTH = "original_max_position_embeddings", "llama_4_scaling_beta"
 STRETCHING = {
     "llama3": {
         "factor": "rope_factor",
@@ -49,13 +52,24 @@ _KEYS = {
 }
 
 
-def not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
+class NotUnderstood(InputError):
+    """The error for a model whose family or keys have no counterpart in our configuration.
+
+    `keys`: those of the file; none if its family is not known.
+    """
+
+    def __init__(self, message: str, *, hint: str, keys: tuple[str, ...] = ()) -> None:
+        self.keys = keys
+        super().__init__(message, hint=hint)
+
+
+def not_understood(where: str, keys: Mapping[str, Any]) -> NotUnderstood:
     """Return the error for keys whose values cannot be expressed in our configuration."""
     listed = ", ".join(f"{key} = {shortened(value)}" for key, value in keys.items())
-    return InputError(
+    return NotUnderstood(
         f"{where}: not understood, and it may change the model: {listed}",
-        hint="remove what you know to have no effect, or weigh the module that transformers makes of the "
-        "file: meshwright weigh model.py:build (docs/how-to/huggingface.md, Other models)",
+        hint=f"remove what you know to have no effect, or {OWN_MODULE}",
+        keys=tuple(keys),
     )
 
 
@@ -77,10 +91,16 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     _read_share(given, scaling, model, where)
+    if family.rope_growth:
+        model["position_growth"] = float(scaling.pop(GROWTH, 0))
+        scaling.pop("max_position_embeddings", None)  # the file's own limit once more
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
     kind = family.rope_types.get(kind, kind)
-    if kind == "default" and not scaling:
+    if kind == "proportional" and scaling.get("factor") == 1:
+        del scaling["factor"]
+    if kind in ("default", "proportional") and not scaling:
+        model |= {} if kind == "default" else {"rope_stretching": kind}
         return
     if family.rope_alpha and kind == "dynamic" and (alpha := scaling.get("alpha")):
         width = _head_width(model)  # the other keys have no effect then
@@ -188,8 +208,12 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
             rope.pop("truncate", None)
         if model.rope_magnitude:  # DeepSeek's, which needs both
             rope |= {"mscale": model.rope_magnitude, "mscale_all_dim": model.rope_magnitude}
+        if model.position_growth:
+            rope[GROWTH] = model.position_growth
         if model.rope_original_positions is not None:
             beside = {LENGTH: model.rope_original_positions}  # where Phi-3 looks first
+    if model.rope_stretching == "proportional":
+        rope |= {"rope_type": "proportional"}
     if model.rotary_share != 1:
         rope["partial_rotary_factor"] = model.rotary_share
     if model.rope_local_theta is not None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.config import RunConfig
+from meshwright.config import RunConfig, huggingface_model, refusal_of
 from meshwright.errors import InputError
 
 from ._configured import Configured, is_configuration
@@ -89,8 +89,8 @@ def program_named(words: Sequence[str], options: Mapping[str, Any] | None = None
     Raises:
         InputError: an option is given that this kind of program does not have; or as its maker.
     """
-    kind = _kind_of(words)
     given = {name: value for name, value in (options or {}).items() if value not in (None, False)}
+    kind = _kind_of(words, given)
     for name in given:
         if name not in kind.options:
             option = "--" + {"all_calls": "all"}.get(name, name).rstrip("_").replace("_", "-")
@@ -101,14 +101,25 @@ def program_named(words: Sequence[str], options: Mapping[str, Any] | None = None
     return kind.make(words, **given)
 
 
-def _kind_of(words: Sequence[str]) -> Kind:
-    """Return the kind that claims the words. Configurations come first: a preset loads nothing else."""
-    if CONFIGURATION.claims(words):
+def _kind_of(words: Sequence[str], options: Collection[str]) -> Kind:
+    """Return the kind that claims the words. Configurations come first: a preset loads nothing else.
+
+    A Hugging Face model is another kind's if an option of that kind is given, or if its family or one of its
+    keys has no counterpart in our configuration.
+    """
+    is_ours = CONFIGURATION.claims(words)
+    if is_ours and not options and not _is_refused(words[0]):
         return CONFIGURATION
     for kind in (*other_kinds(), FUNCTION):
-        if kind.claims(words):
+        if kind.claims(words) and (not is_ours or set(options) <= set(kind.options)):
             return kind
     return CONFIGURATION
+
+
+def _is_refused(text: str) -> bool:
+    """Return whether a text names a Hugging Face model that our configuration has no words for."""
+    found = huggingface_model(text)
+    return found is not None and refusal_of(found[1], found[0]) is not None
 
 
 def program_of(given: Any) -> Program:

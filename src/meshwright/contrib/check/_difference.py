@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.reportable import Reportable
 from meshwright.units import format_bytes, format_rate, format_seconds
 
-from ._figures import Figures, Place
+from ._figures import ROUNDING, Figures, Place
 
 if TYPE_CHECKING:
     from meshwright.report import Document
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 LEAST = 0.001
 """The share of a total up to which a change of it is not named."""
+MANY_TIMES = 11  # from which a growth is said in times, and not in percent
 BYTES, FLOPS, SECONDS, COUNT = "bytes", "FLOPs", "seconds", "messages"
 
 
@@ -99,6 +100,12 @@ class Difference(Reportable):
 
         return difference_document(self)
 
+    def page_document(self) -> Document:
+        """Return its report with pictures."""
+        from ._difference_report import difference_page
+
+        return difference_page(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `diff --json` prints."""
         return {
@@ -164,7 +171,8 @@ def _table(title: str, unit: str, before: Mapping[str, float], after: Mapping[st
 
 
 def _made(title: str, unit: str, rows: Iterable[Change], before: float, after: float) -> ChangeTable:
-    kept = sorted((row for row in rows if row.by), key=lambda row: -abs(row.by))
+    least = ROUNDING * max(abs(before), abs(after)) if unit == SECONDS else 0  # all others are whole
+    kept = sorted((row for row in rows if abs(row.by) > least), key=lambda row: -abs(row.by))
     return ChangeTable(title=title, unit=unit, before=before, after=after, rows=tuple(kept))
 
 
@@ -241,6 +249,8 @@ def percent_words(before: float, after: float) -> str:
     """Return a change in percent of what was before: "+3.1 %"; "new" if nothing was."""
     if not before:
         return "new" if after else "0 %"
+    if after > MANY_TIMES * before:
+        return f"{after / before:.3g} times"
     share = 100 * (after - before) / before
     return f"{share:+.1f} %" if abs(share) >= 0.05 else f"{share:+.2g} %"
 
@@ -272,10 +282,11 @@ def _sentences(made: Difference) -> Iterator[str]:
 
 def _sentence(what: str, table: ChangeTable, places: ChangeTable | None) -> str:
     """Return a change of a total in words, with its largest part and where that is."""
-    from_to = f"{amount_words(table.before, table.unit)} to {amount_words(table.after, table.unit)}"
-    total = (
-        f"{change_words(table.by, table.unit)} {what} ({from_to}, {percent_words(table.before, table.after)})"
-    )
+    was, now = amount_words(table.before, table.unit), amount_words(table.after, table.unit)
+    share = percent_words(table.before, table.after)
+    total = f"{change_words(table.by, table.unit)} {what} ({was} to {now}, {share})"
+    if abs(table.by) <= LEAST * abs(table.before):
+        total = f"as much as before {what} ({now}), but not of the same parts"
     if not table.rows:
         return total
     top = table.rows[0]

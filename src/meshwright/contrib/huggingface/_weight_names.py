@@ -21,7 +21,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import FAMILIES, Family, TransformerModel, holds_layers, numbers_of_parts, weight_parameters
+from meshwright.config import (
+    FAMILIES,
+    Family,
+    TransformerModel,
+    holds_layers,
+    numbers_of_parts,
+    weight_parameters,
+)
 from meshwright.errors import InputError, nearest_name
 from meshwright.trainer.models import Parameter, is_parameter
 from meshwright.trainer.models.state_mixer import TAPS
@@ -32,12 +39,8 @@ Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloa
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
-BARE = (
-    "sinks",
-    "alpha_p",
-    "alpha_n",
-    *("log_rate", "step_bias", "skip"),
-)  # those whose arrays have the whole name that a family gives, without .weight
+BARE = ("sinks", "factor", "alpha_p", "alpha_n", "log_rate", "step_bias", "skip")
+"""Parameters whose arrays have the name that a family gives."""
 ENTRY = "[{expert}]"  # ends the name of an array with all experts of a layer
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
@@ -48,8 +51,8 @@ class Weight:
 
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
-    theirs has the outputs first. `heads`: theirs has all of one head together, then those of the next; 0 if it
-    does not. `of_taps`: theirs has a convolution's weights [channels, 1, taps].
+    theirs has the outputs first. `heads`: theirs has all of one head together, then those of the next; 0 if
+    it does not. `of_taps`: theirs has a convolution's weights [channels, 1, taps].
     `alternating`: the outputs of ours take turns in theirs, one of each.
     `one_row`: theirs is a matrix of one row, and ours a vector. `layers`: the number of their layer for each
     row of ours. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.

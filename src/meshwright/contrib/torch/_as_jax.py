@@ -60,7 +60,7 @@ class AsJax(Program):
 
     def weigh(self, fleet: Fleet, settings: Settings) -> Weighing:
         """Export the module, and compile its step for a layout with the axes `fsdp` and `data`."""
-        facts = settings.run.facts(self.name)
+        facts = self.step.facts(settings, fleet.num_devices)
         module = exported_module(self.step, settings.overrides, settings.on_event)
         layout = settings.layout or DEFAULT_LAYOUT
         mesh = Layout.parse(layout, free_names=True).resolve(fleet.num_devices)
@@ -71,7 +71,7 @@ class AsJax(Program):
         if not self.step.function or not is_planned:
             return made
         knobs = (f"--set {name}={value}" for name, value in knobs_of(settings.overrides).items())
-        command = f"meshwright plan {self.step.function} --as jax {fleet.options}"
+        command = f"meshwright plan {self.name} --as jax {fleet.options}"
         return dataclasses.replace(made, plan_command=" ".join([command, *knobs]))
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:
@@ -108,10 +108,14 @@ def exported_module(
         return _exported_here(step, on_event)
     from meshwright.contrib.torch_as_jax import exported_named, optimizer_named
 
-    knobs = knobs_of(overrides)
-    found = exported_named(step.function, knobs=knobs, on_phase=lambda phase: on_event(Phase(name=phase)))
+    found = exported_named(
+        step.function,
+        name=step.name,
+        knobs=step.knobs(overrides),
+        on_phase=lambda phase: on_event(Phase(name=phase)),
+    )
     return NamedProgram(
-        name=step.function,
+        name=step.name,
         program=found.program,
         optimizer=optimizer_named(*found.optimizer),
         says=(NO_PLAN,) * found.has_plan,

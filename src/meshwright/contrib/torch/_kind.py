@@ -1,4 +1,4 @@
-"""Register functions that return a PyTorch module, and PyTorch scripts, which are refused.
+"""Register functions that return a PyTorch module, and models of Hugging Face; refuse PyTorch scripts.
 
 A function is one of PyTorch if its file imports PyTorch and not JAX. No torch.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.config import huggingface_model
 from meshwright.errors import InputError
 from meshwright.files import MOST_SOURCE_BYTES, read_text
 from meshwright.hardware import Fleet
@@ -19,33 +20,40 @@ from meshwright.results import Weighing
 
 from ._recognise import imports_torch_alone, torch_script_error, torch_script_of
 
-JAX = "jax"
+JAX, TORCH = "jax", "torch"
 
 
 def _claims(words: Sequence[str]) -> bool:
-    return len(words) == 1 and _is_function(words[0])
+    return len(words) == 1 and (_is_of_torch(words[0]) or huggingface_model(words[0]) is not None)
 
 
 def _make(words: Sequence[str], as_: str | None = None) -> Program:
-    """Return the program of a function by its name.
+    """Return the program of a function by its name, or of a Hugging Face model.
 
     Args:
-        as_: "jax" makes a JAX program of the module.
+        as_: "jax" makes a JAX program of the module; "torch" and None leave it as PyTorch runs it.
 
     Raises:
-        InputError: `as_` is not "jax".
+        InputError: `as_` is neither.
     """
     from ._torch_step import torch_step
 
+    if as_ not in (None, JAX, TORCH):
+        raise InputError(f"a module cannot be weighed as {as_!r}", hint=f"as {TORCH!r} or {JAX!r}")
+    if as_ is None and not is_function(words[0]):
+        from ._transformers_step import transformers_step
+
+        return transformers_step(words[0], is_asked_for=False)
     step = torch_step(words[0])
-    if as_ is None:
-        return step
-    if as_ != JAX:
-        raise InputError(f"a module cannot be weighed as {as_!r}", hint=f"as {JAX!r}, or leave it out")
-    return step.as_jax()
+    return step.as_jax() if as_ == JAX else step
 
 
-def _is_function(name: str) -> bool:
+def is_function(text: str) -> bool:
+    """Return whether a text names a function, "package.module:function", and not a file or a model's id."""
+    return ":" in text and not os.path.exists(text)
+
+
+def _is_of_torch(name: str) -> bool:
     """Return whether the file of a function imports PyTorch, or a library of its models, and not JAX.
 
     The file is read and not run: a function of PyTorch is to be called on the meta device.

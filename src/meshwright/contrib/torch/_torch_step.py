@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshwright.config import Layout
+from meshwright.config import Layout, Overrides
 from meshwright.contrib.torch_eager import account_named, is_torch_module, require_torch
 from meshwright.eager import EagerAccount
 from meshwright.errors import InputError
@@ -19,6 +19,7 @@ from meshwright.programs import Candidates, Program, RunFacts, Settings, knobs_o
 from meshwright.results import Phase, Weighing
 
 from ._as_jax import DEFAULT_LAYOUT, AsJax
+from ._kind import is_function
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,8 @@ def torch_step(
 
     Args:
         module: the module; or "package.module:function", a function that returns (module, *inputs), or a dict
-            with "module" and perhaps "inputs", "optimizer", "loss", "autocast", "parallelize".
+            with "module" and perhaps "inputs", "optimizer", "loss", "autocast", "parallelize"; or the folder
+            or id of a Hugging Face model, whose module `transformers` makes.
         args, kwargs: of the module's `forward`, on one rank: tensors may be real, meta or fake.
         optimizer: a class of torch.optim or a partial of one, called with the parameters; None for no update.
         loss: a function from the module's output to one number. By default the output if it is one number, or
@@ -58,7 +60,11 @@ def torch_step(
             if value not in ((), {}, None):
                 hint = f"let the function return it, or leave {name} out"
                 raise InputError(f"{module} returns the module, and takes no {name}", hint=hint)
-        return TorchStep(function=module)
+        if is_function(module):
+            return TorchStep(function=module)
+        from ._transformers_step import transformers_step  # which imports this module
+
+        return transformers_step(module)
     if isinstance(module, type):
         hint = f"make one: {module.__name__}(...)"
         raise InputError(f"{module.__name__} is a class, not a module", hint=hint)
@@ -85,6 +91,14 @@ class TorchStep(Program):
     def name(self) -> str:
         """The function's name, or the module's class; of a module that torch.compile wraps its own."""
         return self.function or type(getattr(self.module, "_orig_mod", self.module)).__name__
+
+    def knobs(self, overrides: Overrides) -> dict[str, str]:
+        """Return the arguments of the function that returns the module, as text."""
+        return knobs_of(overrides)
+
+    def facts(self, settings: Settings, num_ranks: int) -> RunFacts:
+        """Return the tokens of a step and the number of steps, as they are given for `num_ranks` devices."""
+        return settings.run.facts(self.name)
 
     def as_jax(self) -> Program:
         """Return the module as a JAX program on our trainer, which is not how PyTorch runs it.
@@ -119,17 +133,17 @@ class TorchStep(Program):
                 f"a PyTorch module is weighed as PyTorch runs it on GPUs, and {fleet.chip.name} is a TPU",
                 hint="name a fleet of GPUs, 8xH100; or weigh it as a JAX program: `as_jax()`, --as jax",
             )
-        facts = settings.run.facts(self.name)
         layout = settings.layout or DEFAULT_LAYOUT
         mesh = Layout.parse(layout, free_names=True).resolve(fleet.num_devices)
+        facts = self.facts(settings, mesh.num_devices)
 
         def on_phase(name: str) -> None:
             settings.on_event(Phase(name=name))
 
         if self.function:
-            knobs = knobs_of(settings.overrides)
+            knobs = self.knobs(settings.overrides)
             how = {"fleet": fleet, "layout": mesh, "knobs": knobs, "on_phase": on_phase}
-            return _weighing(account_named(self.function, **how), fleet, mesh, facts)
+            return _weighing(account_named(self.function, name=self.name, **how), fleet, mesh, facts)
         settings.refuse("a PyTorch module", "overrides")
         require_torch()
         from meshwright.contrib.torch_eager import account_on_mesh

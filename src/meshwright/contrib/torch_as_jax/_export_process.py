@@ -30,7 +30,7 @@ class ExportRequest:
 
 
 def exported_named(
-    function: str, *, knobs: Mapping[str, str], on_phase: Callable[[str], None]
+    function: str, *, name: str, knobs: Mapping[str, str], on_phase: Callable[[str], None]
 ) -> ExportedFunction:
     """Return the program of the module that a function returns, "package.module:function".
 
@@ -45,7 +45,7 @@ def exported_named(
     from pydantic import TypeAdapter
 
     request = ExportRequest(function=function, knobs=dict(knobs), search_path=(os.getcwd(),))
-    answer = answer_apart(__name__, TypeAdapter(ExportRequest).dump_json(request), function, on_phase)
+    answer = answer_apart(__name__, TypeAdapter(ExportRequest).dump_json(request), name, on_phase)
     return ExportedFunction.from_json(text_in(answer, "exported"))
 
 
@@ -54,7 +54,7 @@ def _exported(request: ExportRequest, on_phase: Callable[[str], None]) -> dict[s
     require_torch()
     from ._export import exported
 
-    on_phase(f"calling {request.function}")
+    on_phase("making the module")
     parts = parts_of_function(request.function, request.search_path, request.knobs)
     optimizer = name_and_options(parts["optimizer"])
     on_phase("exporting the module")

@@ -23,6 +23,7 @@ from ._module_function import require_torch as require_torch
 if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
     from ._attention_kernels import is_given as is_given
     from ._attention_kernels import whole_sequences as whole_sequences
+    from ._default_plan import repeated_blocks as repeated_blocks
     from ._eager_step import ONE_SEQUENCE as ONE_SEQUENCE
     from ._eager_step import surroundings as surroundings
     from ._fakes import Fakes as Fakes
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
     from ._fakes import check_parts as check_parts
     from ._fakes import explain_failure as explain_failure
     from ._fakes import mode_of as mode_of
-    from ._mesh import repeated_blocks as repeated_blocks
     from ._mesh_step import account_on_mesh as account_on_mesh
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -39,9 +39,10 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountRequest:
-    """A function, its arguments as text, and the fleet and mesh of the account."""
+    """A function, its arguments as text, the program's name, and the fleet and mesh of the account."""
 
     function: str
+    name: str
     fleet: Fleet
     layout: Layout
     knobs: dict[str, str]
@@ -51,6 +52,7 @@ class AccountRequest:
 def account_named(
     function: str,
     *,
+    name: str,
     fleet: Fleet,
     layout: Layout,
     knobs: Mapping[str, str],
@@ -59,7 +61,7 @@ def account_named(
     """Return the account of the module that a function returns, "package.module:function".
 
     Args:
-        fleet, layout: as for `account_on_mesh`.
+        name, fleet, layout: as for `account_on_mesh`.
         knobs: arguments of the function by name, as text.
         on_phase: called with the name of each part of the work.
 
@@ -69,9 +71,14 @@ def account_named(
     from pydantic import TypeAdapter
 
     request = AccountRequest(
-        function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
+        function=function,
+        name=name,
+        fleet=fleet,
+        layout=layout,
+        knobs=dict(knobs),
+        search_path=(os.getcwd(),),
     )
-    answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), function, on_phase)
+    answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), name, on_phase)
     return EagerAccount.from_json(text_in(answer, "account"))
 
 
@@ -174,14 +181,14 @@ def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> dict[s
     require_torch()
     from ._mesh_step import account_on_mesh
 
-    on_phase(f"calling {request.function}")
+    on_phase("making the module")
     parts = parts_of_function(request.function, request.search_path, request.knobs)
     inputs, keyword_inputs = parts.pop("inputs"), parts.pop("keyword_inputs")
     account = account_on_mesh(
         parts.pop("module"),
         inputs,
         keyword_inputs,
-        name=request.function,
+        name=request.name,
         fleet=request.fleet,
         layout=request.layout,
         on_phase=on_phase,

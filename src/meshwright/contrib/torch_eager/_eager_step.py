@@ -22,6 +22,7 @@ from meshwright.hlo import Axes
 
 from ._aten_flops import tensor_text
 from ._attention_kernels import as_it_was_written, compiled_parts, outermost, whole_sequences
+from ._default_plan import MIXED_FORMATS, mixed_formats, unusual_formats
 from ._fakes import Fakes, explain_failure, mode_of, quiet_fakes
 from ._hooks import COPIED, hooked_optimizers, is_hooked, kept_gradients, noting_first
 from ._watch import (
@@ -176,6 +177,8 @@ class EagerStep:
         except USERS_FAILURES as failed:
             if self.watch.own_mistake is not None:
                 raise
+            if MIXED_FORMATS in str(failed):
+                raise mixed_formats(unusual_formats(self.module)) from failed
             raise explain_failure(failed, what, self.stack.paths, hint or self._inputs_text()) from failed
 
     def _begin_with_hooks(self, loss: Any, autocast: torch.dtype | None) -> None:

@@ -13,7 +13,6 @@ import inspect
 import itertools
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,11 +24,11 @@ from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
+from ._default_plan import OWN_AXES, default_plan
 from ._fakes import explain_failure
 from ._watch import Storages, StorageWatch, inner_tensors
 
 GATHERED, UNSHARDED = "gathered parameters", "unsharded gradients"
-OWN_AXES = ("data", "fsdp")  # which need no plan of the user's
 LIMIT, FIRST_LIMIT, REBUILT_LIMITS = 2, 6, 9  # among the arguments of DDP's `Reducer` after the buckets
 STAGES = "pipelines are not accounted: give the module of one stage, with the inputs of that stage"
 _WORLDS = itertools.count(1)
@@ -139,14 +138,21 @@ def _answering_ddp() -> Iterator[None]:
         kind.__init__, distributed.Reducer = original, make
 
 
-def spread(module: torch.nn.Module, mesh: DeviceMesh, parallelize: Plan | None) -> torch.nn.Module:
+def spread(
+    module: torch.nn.Module,
+    mesh: DeviceMesh,
+    parallelize: Plan | None,
+    note: Callable[[str], None],
+) -> torch.nn.Module:
     """Return the module after the user's `parallelize`, or after the default plan of the mesh's axes.
+
+    `note` is called with a sentence on what the default plan does beside its usual units.
 
     Raises:
         InputError: `parallelize` fails or returns something else, or an axis needs one.
     """
     if parallelize is None:
-        return default_plan(module, mesh)
+        return default_plan(module, mesh, note)
     paths = {id(child): path for path, child in module.named_modules()}
     try:
         made = parallelize(module, mesh)
@@ -200,59 +206,6 @@ def check_plan(axes: Axes, parallelize: object) -> None:
         ) from wrong
     except ValueError:  # a callable without a signature
         return
-
-
-def default_plan(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
-    """Shard each repeated block and the root by FSDP2 over `fsdp`, and replicate them over `data`.
-
-    All of them are resharded after their forward pass. With `data` alone DDP replicates the module.
-
-    Raises:
-        InputError: FSDP2 cannot shard a parameter.
-    """
-    names = tuple(name for name in OWN_AXES if name in (mesh.mesh_dim_names or ()) and mesh[name].size() > 1)
-    if not names:
-        return module
-    if names == ("data",):
-        return torch.nn.parallel.DistributedDataParallel(module, process_group=mesh["data"].get_group())
-    from torch.distributed.fsdp import fully_shard
-
-    if scalars := [path for path, parameter in module.named_parameters() if not parameter.dim()]:
-        raise InputError(
-            f"FSDP2 divides parameters by their rows, and {', '.join(scalars)} is a single number",
-            hint="make it a tensor of shape [1], as FSDP2 itself asks, or give parallelize=f that calls "
-            "fully_shard with ignored_params",
-        )
-    for block in repeated_blocks(module).values():
-        fully_shard(block, mesh=mesh[names], reshard_after_forward=True)
-    fully_shard(module, mesh=mesh[names], reshard_after_forward=True)
-    return module
-
-
-def repeated_blocks(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Module]:
-    """Return by path the entries of each outermost list of modules of which several are of one class.
-
-    Entries without parameters do not count. Where an entry is itself a list or dict of modules, which nobody
-    calls, its entries are the blocks. `path`: that of the module itself, "" for a root.
-    """
-    kinds = Counter(type(entry) for entry in module.children() if any(True for _ in entry.parameters()))
-    is_list = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
-    repeated = {kind for kind, times in kinds.items() if times > 1 and is_list}
-    blocks: dict[str, torch.nn.Module] = {}
-    for name, child in module.named_children():
-        inner = f"{path}.{name}" if path else name
-        blocks |= _entries(child, inner) if type(child) in repeated else repeated_blocks(child, inner)
-    return blocks
-
-
-def _entries(block: torch.nn.Module, path: str) -> dict[str, torch.nn.Module]:
-    """Return a block by its path, or the entries of a container, which FSDP2 cannot shard."""
-    if not isinstance(block, torch.nn.ModuleList | torch.nn.ModuleDict):
-        return {path: block}
-    entries: dict[str, torch.nn.Module] = {}
-    for name, child in block.named_children():
-        entries |= _entries(child, f"{path}.{name}")
-    return entries
 
 
 def is_even(module: torch.nn.Module) -> bool:

@@ -147,15 +147,17 @@ def _ran(
         holding_loss_parallel(),
         pinning_nothing(),
     ):
+        notes: list[str] = []
         step = EagerStep(
             module,
             inputs,
             keyword_inputs,
-            lambda each: spread(each, mesh, parallelize),
+            lambda each: spread(each, mesh, parallelize, notes.append),
             layout.axes,
             shards_on_host if has_host else lambda each: (),
             compiled,
         )
+        step.notes += notes
         step.watch.launches, step.watch.workspace_bytes = launches, workspace_bytes(fleet, layout)
         with (
             watching_fsdp(step.storages),
@@ -290,7 +292,7 @@ def _summed(
         name=name,
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         ledger=ledger,
-        messages=merged(message for message, _ in fullest.watch.messages),
+        messages=merged(message for message, _, _ in fullest.watch.messages),
         ranks=tuple(
             _rank_count(rank, step, each, memory)
             for rank, step, each, memory in zip(ranks, steps, kept, memories, strict=False)

@@ -99,6 +99,9 @@ def flops_of_ranks(module: torch.nn.Module, step: EagerStep, num_ranks: int) -> 
         if phase in (FORWARD, BACKWARD):
             model_by_module[scope] += num_ranks * count
     recomputed = by_phase.pop(RECOMPUTED, 0)
+    by_line: dict[str, dict[str, int]] = {}
+    for (line, name), count in step.watch.by_line.most_common():
+        by_line.setdefault(line, {})[name] = num_ranks * count
     return FlopLedger(
         model=by_phase[FORWARD] + by_phase[BACKWARD],
         executed=by_phase.total() + recomputed,
@@ -109,6 +112,7 @@ def flops_of_ranks(module: torch.nn.Module, step: EagerStep, num_ranks: int) -> 
         model_by_module=dict(model_by_module.most_common()),
         waste_by_module={},
         rule_6nd=None,
+        by_line=by_line,
     )
 
 

@@ -68,6 +68,8 @@ def parts_of_function(
             returned = function(**arguments)
     except ModuleNotFoundError as missing:
         raise needs(name, missing) from missing
+    except InputError:
+        raise
     except USERS_FAILURES as failed:
         raise InputError(
             f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",

@@ -122,17 +122,21 @@ def merged(messages: Iterable[RankMessage]) -> tuple[RankMessage, ...]:
     return tuple(sorted(sums.values(), key=lambda m: (-m.wire_bytes, m.kind, m.axes, m.phase)))
 
 
+def _added(by_line: dict[str, int], line: str, wire_bytes: int) -> dict[str, int]:
+    return {**by_line, line: by_line.get(line, 0) + wire_bytes}
+
+
 def traffic_of(
-    messages: Iterable[tuple[RankMessage, tuple[int, ...]]], fleet: Fleet
+    messages: Iterable[tuple[RankMessage, tuple[int, ...], str]], fleet: Fleet
 ) -> tuple[tuple[Collective, ...], Counter[str]]:
     """Return the collectives of a step, most wire bytes first, and the exchanges that no rule counts.
 
     Args:
-        messages: each with the ranks of its group.
+        messages: each with the ranks of its group, and its source line.
     """
     sums: dict[tuple[object, ...], Collective] = {}
     unpriced: Counter[str] = Counter()
-    for message, ranks in messages:
+    for message, ranks, line in messages:
         if message.kind not in KINDS.values():
             unpriced[f"{message.kind} of {format_bytes(message.payload_bytes)}, {message.phase}"] += 1
             continue
@@ -162,5 +166,6 @@ def traffic_of(
             link_name="" if link is None else link.name,
             crossing_bytes=int(crossing_bytes(whole, domains, members))
             + (before.crossing_bytes if before else 0),
+            by_line=_added(before.by_line if before else {}, line, message.wire_bytes),
         )
     return tuple(sorted(sums.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))), unpriced

@@ -241,7 +241,7 @@ def _buffer(entry: _Alive, ends: Mapping[int, int], num_instants: int) -> Buffer
         phase=PHASES.get(born.phase, born.phase or "other"),
         module=(born.module or "").replace(".", "/"),
         operation=born.operation,
-        source_line="",
+        source_line=born.line,
         first_instant=entry.since,
         last_instant=ends.get(storage.number, num_instants),
     )

@@ -47,6 +47,7 @@ from ._attention_kernels import grouped_product
 from ._fakes import Fakes
 from ._launches import PRODUCTS, VECTORS, Launches
 from ._rank_traffic import NAMESPACES, message_kind, message_of
+from ._source_lines import line_at_work
 
 TEMPORARY = "temporaries"
 SAVED = "saved activations"
@@ -58,11 +59,12 @@ WORKSPACES = "workspaces"
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The operation that made a storage, with its phase and module; empty for what is there before a step."""
+    """The operation that made a storage, with its phase, module and line; empty for what was there before."""
 
     phase: str = ""
     module: str | None = None
     operation: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +370,11 @@ class StorageWatch(TorchDispatchMode):
 
     def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes, mesh_axes: Axes = ()) -> None:
         super().__init__()
-        self.messages: list[tuple[RankMessage, tuple[int, ...]]] = []  # with the ranks of their groups
+        self.messages: list[tuple[RankMessage, tuple[int, ...], str]] = []  # with their ranks and lines
         self.flops: Counter[tuple[str, str | None]] = Counter()  # by phase and module path
         self.by_operation: Counter[str] = Counter()
         self.by_format: Counter[str] = Counter()
+        self.by_line: Counter[tuple[str, str]] = Counter()
         self.unknown: Counter[str] = Counter()
         self.numbers_are_one = False  # `.item()` may return 1 while nothing that is counted depends on it
         self.numbers_read = 0
@@ -488,7 +491,8 @@ class StorageWatch(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
         operation = self.kernel or operation_name(func)
-        self._storages.birth = Birth(self._phase_now(), self._stack.place(), operation)
+        line = self._line_now()
+        self._storages.birth = Birth(self._phase_now(), self._stack.place(), operation, line)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and has_storage(tensor):
                 self._storages.see(tensor)
@@ -525,6 +529,7 @@ class StorageWatch(TorchDispatchMode):
         self.flops[RECOMPUTED, path] += counted.recomputed_flops
         self.by_operation[call.name] += counted.flops
         self.by_format[counted.format] += counted.flops
+        self.by_line[self._line_now(), counted.format] += counted.flops
         return counted
 
     def _note_message(self, call: OperationCall) -> None:
@@ -535,7 +540,7 @@ class StorageWatch(TorchDispatchMode):
             return
         message, ranks = message_of(call, kind, self._phase_now(), self._mesh_axes)
         if message is not None:
-            self.messages.append((message, ranks))
+            self.messages.append((message, ranks, self._line_now()))
             if self.launches is not None:
                 self.launches.message(call, message, ranks)
         # What a caller hands over to be written or sent whole is a buffer, not a result.
@@ -546,6 +551,10 @@ class StorageWatch(TorchDispatchMode):
             for tensor in pytree.tree_leaves(call.arguments.get(staged[kind])):
                 if isinstance(tensor, torch.Tensor):  # lists of results have other names
                     self._storages.stage(tensor)
+
+    def _line_now(self) -> str:
+        """Return the user's line at work; "" outside of the passes, where the step itself is at work."""
+        return line_at_work() if self.phase in (FORWARD, BACKWARD) else ""
 
     def _phase_now(self) -> str:
         """Return the phase, with recomputation recognised.

@@ -62,11 +62,14 @@ def _frequencies(config: TransformerModel, length: int, is_plain: bool) -> Float
     of the one that stays (Llama 3.1, `apply_scaling` in https://github.com/meta-llama/llama-models).
     """
     assert config.rope_theta is not None, "positions are rotary"
-    half = rotated_dim(config) // 2
+    is_proportional = config.rope_stretching == "proportional"
+    half = (config.head_dim if is_proportional else rotated_dim(config)) // 2
     exponents = -jnp.arange(half, dtype=jnp.float32) / half
     if is_plain and config.rope_local_theta is not None:
         return config.rope_local_theta**exponents
     frequency = config.rope_theta**exponents
+    if is_proportional:
+        return jnp.where(jnp.arange(half) < int(config.rotary_share * config.head_dim // 2), frequency, 0.0)
     if config.rope_short_factors:
         is_long = length > (config.rope_original_positions or 0)
         return frequency / jnp.asarray(config.rope_long_factors if is_long else config.rope_short_factors)
@@ -127,3 +130,19 @@ def rotated(
     wide = x.astype(jnp.float32)
     first, second = (wide[..., 0::2], wide[..., 1::2]) if turns.interleaved else jnp.split(wide, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def grown(
+    query: Float[Array, "batch sequence heads head_dim"], config: TransformerModel, positions: Array | None
+) -> Array:
+    """Multiply queries by a factor that grows with the logarithm of their position, in steps.
+
+    Source: `get_llama_4_attn_scale` of Ministral 3 in https://github.com/huggingface/transformers.
+
+    Args:
+        positions: as for `rotated`.
+    """
+    places = jnp.arange(query.shape[1], dtype=jnp.float32)[None] if positions is None else positions
+    step = jnp.floor(places.astype(jnp.float32) / (config.rope_original_positions or 1))
+    factor = rearrange(1 + config.position_growth * jnp.log1p(step), "b s -> b s 1 1")
+    return (query.astype(jnp.float32) * factor).astype(query.dtype)

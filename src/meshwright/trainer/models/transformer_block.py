@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
-from meshwright.config import LayerKind, TransformerModel
+from meshwright.config import GLOBAL_ATTENTION, LayerKind, TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
@@ -29,7 +29,7 @@ from .norms import normalised
 from .products import ADAPTER, num_inputs_of, product
 from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
-from .rotary import rotated, score_factor, turns_of
+from .rotary import grown, rotated, score_factor, turns_of
 
 PRODUCTS = (
     *("query_down", "query", "key_down", "key", "value", "key_rotary", "beta", "step", "decay_down", "decay"),
@@ -52,9 +52,12 @@ NAMES = {
     ("mlp", "down"): "mlp_out",
 }
 STATE_MIXERS = ("delta", "mamba")
-NAMES |= {(mixer, name): NAMES.get(("attention", name), "value") for mixer in STATE_MIXERS for name in PRODUCTS}
+NAMES |= {
+    (mixer, name): NAMES.get(("attention", name), "value") for mixer in STATE_MIXERS for name in PRODUCTS
+}
 NAMES |= {(mixer, f"{name}_down"): "latents" for mixer in STATE_MIXERS for name in ("decay", "output_gate")}
 NAMES |= {("shared", name): NAMES["mlp", name] for name in ("up", "gate", "down")}
+NAMES |= {(GLOBAL_ATTENTION, name): of for (group, name), of in NAMES.items() if group == "attention"}
 """The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
 
 
@@ -62,14 +65,14 @@ class Block:
     """One kind of layer of a Transformer: what it declares, and what it computes."""
 
     def __init__(self, config: TransformerModel, kind: LayerKind) -> None:
-        self.config, self.kind = config, kind
+        (self.config, self._mixer), self.kind = config.of_kind(kind), kind
         self.declared = self._parameters()
         self._dims = {
             (group, name): parameter.dims
             for group, parameters in self.declared.items()
             for name, parameter in parameters.items()
         }
-        named = {name for group, name in self._dims if group in ("attention", *STATE_MIXERS, "mlp", "shared")}
+        named = {name for group, name in self._dims if group in (self._mixer, "mlp", "shared")}
         self._second = frozenset([name for name in PRODUCTS if name in named][1::2])
 
     def _parameters(self) -> dict[str, dict[str, Parameter]]:
@@ -79,7 +82,7 @@ class Block:
         names = [f"{group}_{place}" for group in normed for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
         if kind.mixer == "attention":
-            declared["attention"] = self._attention_parameters()
+            declared[self._part] = self._attention_parameters()
         if kind.mixer == "delta":
             from .delta_net import delta_parameters
 
@@ -88,6 +91,9 @@ class Block:
             from .mamba import mamba_parameters
 
             declared["mamba"] = mamba_parameters(c)
+        if c.layer_factor:
+            factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
+            declared["layer"] = {"factor": factor}
         if kind.mlp == "mlp":
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
             declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
@@ -116,6 +122,8 @@ class Block:
             "value": ("embed", "kv_heads", "head_dim"),
             "output": ("heads", "head_dim", "embed"),
         }
+        if c.global_key_is_value:
+            del matrices["value"]
         if c.attention_gate:
             matrices["output_gate"] = matrices["query"]
         declared: dict[str, Parameter] = {}
@@ -149,7 +157,7 @@ class Block:
         c, entered, balance = self.config, x, None
         if (mixer := self.kind.mixer) is not None:
             with jax.named_scope(f"{mixer}_block"):
-                mix = self._attention if mixer == "attention" else self._states
+                mix = self._attended if mixer == "attention" else self._states
                 out, layer = mix(x, layer, context, documents)
                 out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
@@ -161,9 +169,22 @@ class Block:
                 out = self._normed_after(out, layer, "mlp_out_norm", context)
                 out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
-        return x, balance
+        return self._scaled(x, layer, context), balance
 
-    def _attention(
+    @property
+    def _part(self) -> str:
+        """The name of the mixer's parameters among the layer's parts."""
+        assert self._mixer is not None, "the layer has no mixer"
+        return self._mixer
+
+    def _scaled(self, x: Array, layer: Tree, context: Context) -> Array:
+        """Multiply a layer's output by its own number, which has no gradient; there may be none."""
+        if not self.config.layer_factor:
+            return x
+        factor = context.gather(jax.lax.stop_gradient(layer["layer"]["factor"]), "one", wide=True)
+        return (x * factor[None, None]).astype(x.dtype)
+
+    def _attended(
         self, x: Array, layer: Tree, context: Context, documents: Documents | None
     ) -> tuple[Array, Tree]:
         """Return what attention adds to the residual `x`, and the layer to use after it."""
@@ -172,37 +193,40 @@ class Block:
         query, key, value = self._projections(h, layer, context, documents)
         if (factor := score_factor(c)) != 1:
             query = query * jnp.asarray(factor, query.dtype)
-        sinks = context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+        held = layer[self._part]
+        sinks = context.gather(held["sinks"], "heads", wide=True) if c.attention_sinks else None
         out = causal_attention(query, key, value, context, documents, shape, sinks)
         if c.attention_gate:
-            out = out * jax.nn.sigmoid(self._project(h, layer, "attention", "output_gate", context))
-        return self._mixed(out, layer, "attention", context)
+            out = out * jax.nn.sigmoid(self._project(h, layer, self._part, "output_gate", context))
+        return self._mixed(out, layer, context)
 
     def _states(
         self, x: Array, layer: Tree, context: Context, documents: Documents | None
     ) -> tuple[Array, Tree]:
         """Return what a mixer with states adds to the residual `x`, and the layer to use after it."""
-        mixer = self.kind.mixer
-        assert mixer is not None, "the block has a mixer"
+        mixer = self._part
         h, layer = self._input_of(mixer, x, layer, context)
 
+        # The bias of steps is the mixer's own, added in float32, and none of the product that makes them.
+        matrices = {**layer, mixer: {name: x for name, x in layer[mixer].items() if name != "step_bias"}}
+
         def project(x: Array, name: str) -> Array:
-            return self._project(x, layer, mixer, name, context)
+            return self._project(x, matrices, mixer, name, context)
 
         if mixer == "delta":
             from .delta_net import apply_delta as apply
         else:
             from .mamba import apply_mamba as apply
         out = apply(h, layer[mixer], project, self.config, context, documents)
-        return self._mixed(out, layer, mixer, context)
+        return self._mixed(out, layer, context)
 
-    def _mixed(self, out: Array, layer: Tree, mixer: str, context: Context) -> tuple[Array, Tree]:
+    def _mixed(self, out: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the product of a mixer's heads with `output`, and the layer to use after it."""
-        y = self._multiplied(out, layer, mixer, "output", context)
+        y = self._multiplied(out, layer, self._part, "output", context)
         for group in ("mlp", "shared"):
             y, layer = delay_weight_grads(y, layer, group, ("down",), context)
-        out = self._placed(y, out, layer, mixer, "output", context)
-        return self._normed_after(out, layer, f"{mixer}_out_norm", context), layer
+        out = self._placed(y, out, layer, self._part, "output", context)
+        return self._normed_after(out, layer, f"{self.kind.mixer}_out_norm", context), layer
 
     def _mlps(self, h: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
         """Return the output of the block's MLP, or of its experts with their `Balance`."""
@@ -223,7 +247,7 @@ class Block:
         if name not in layer:
             return x, layer
         split = normed(x, layer[name], self.config, context, splits=True)
-        for each in (group, "shared") if group == "mlp" else (group,):
+        for each in (group, "shared") if group == "mlp" else (self._part,):
             split, layer = delay_weight_grads(split, layer, each, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
@@ -233,16 +257,21 @@ class Block:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
         is_turned = c.rope_theta is not None and self.kind.has_positions
-        places = places_of(h.shape[1], context, documents) if is_turned else None
+        has_places = is_turned or c.position_growth
+        places = places_of(h.shape[1], context, documents) if has_places else None
 
         def project(x: Array, name: str) -> Array:
-            return self._project(x, layer, "attention", name, context)
+            return self._project(x, layer, self._part, name, context)
 
         if c.latent_rank is not None:
             from .latent_attention import latent_projections
 
-            return latent_projections(h, layer["attention"], project, places, c, context)
-        query, key, value = (project(h, name) for name in ("query", "key", "value"))
+            return latent_projections(h, layer[self._part], project, places, c, context)
+        query, key = (project(h, name) for name in ("query", "key"))
+        value = key if c.global_key_is_value else project(h, "value")
+        if c.value_norm:
+            ones = jnp.ones(value.shape[-1], jnp.float32)
+            value = normalised(value, ones, None, False, c.norm_epsilon, value.dtype)
 
         def head_normed(query: Array, key: Array) -> tuple[Array, Array]:
             named = (query, "query"), (key, "key")
@@ -256,6 +285,8 @@ class Block:
             query, key = (rotated(t, angles, places) for t in (query, key))
         if c.qk_norm_turned:
             query, key = head_normed(query, key)
+        if c.position_growth:
+            query = grown(query, c, places)
         return query, key, value
 
     def _shared(self, h: Array, split: Array, layer: Tree, context: Context) -> Array:
@@ -311,7 +342,7 @@ class Block:
             if f"{name}_bias" in layer[group]:
                 y = y + for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
-            normed_after = f"{'mlp' if group == 'shared' else group}_out_norm" in layer
+            normed_after = f"{'mlp' if group in ('mlp', 'shared') else 'attention'}_out_norm" in layer
             is_read = outputs != ("embed",) or normed_after
             named = SECOND_PRODUCT if name in self._second else PRODUCT
             y = checkpoint_name(y, NAMES[group, name])
@@ -337,8 +368,8 @@ class Block:
 
         Over the numbers of each head, or of all heads together.
         """
-        dims = self.declared["attention"][f"{name}_norm"].dims
-        scale = context.gather(layer["attention"][f"{name}_norm"], *dims, wide=True).reshape(-1)
+        dims = self.declared[self._part][f"{name}_norm"].dims
+        scale = context.gather(layer[self._part][f"{name}_norm"], *dims, wide=True).reshape(-1)
         rows = x.reshape(*x.shape[:2], -1, scale.size)
         return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 

@@ -459,3 +459,47 @@ def test_it_prints_as_other_weighings_do_and_comes_as_json_and_as_a_page(tmp_pat
     page = weighing.to_html(tmp_path / "page.html")
     for words in ("Collectives of one rank by phase", "Ranks that were run", "gathered parameters"):
         assert words in page
+
+
+class Routed(torch.nn.Module):
+    """A block whose router is in fp32 between matrices in bf16, as transformers keeps some."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = torch.nn.Linear(64, 8, bias=False, dtype=torch.float32)
+        self.up = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return x + self.up(x) * self.router(x.float()).softmax(-1).amax(-1, keepdim=True).to(x.dtype)
+
+
+def routed(block=Routed):
+    module = torch.nn.Sequential(block(), block(), block())
+    return module, torch.zeros(2, 16, 64, dtype=torch.bfloat16)
+
+
+def test_parameters_of_another_format_are_units_of_their_own():
+    made = weigh(*routed(), optimizer=torch.optim.AdamW)
+    assert any("*.router.weight (float32) are units of their own" in each for each in made.ledger.assumptions)
+    gathered = [m.array_bytes for m in made.account.messages if m.kind == "all-gather"]
+    assert sum(gathered) == 2 * 3 * (64 * 8 * 4 + 64 * 64 * 2)  # in both passes, each format by itself
+
+
+def test_parameters_of_another_format_without_a_module_of_their_own_are_named():
+    class Bare(Routed):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(64, dtype=torch.float32))
+
+    with pytest.raises(InputError, match=r"together.* on real ranks: \*\.scale\n") as raised:
+        weigh(*routed(Bare))
+    assert "MixedPrecisionPolicy" in raised.value.hint
+
+
+def test_a_plan_that_mixes_formats_in_a_unit_is_refused_by_the_names_of_parameters():
+    def parallelize(module, mesh):
+        for block in module:
+            torch.distributed.fsdp.fully_shard(block, mesh=mesh["fsdp"])
+
+    with pytest.raises(InputError, match=r"real ranks: \*\.router\.weight \(float32\)\n"):
+        weigh(*routed(), parallelize=parallelize)
