@@ -49,6 +49,7 @@ from ._ledger_records import Buffer, Collective, Finding, FlopLedger, MemoryLedg
 from ._traffic import Message, message_of
 from ._work_rules import work_of
 
+SCAN = "chunked_scan"  # the scope of mixers with a state, whose chunks take more products than a recurrence
 SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
@@ -155,13 +156,16 @@ def _duplicated_work(flops: FlopLedger, axes: Mapping[str, int]) -> Iterator[Fin
         if wasted > SMALL_SHARE * flops.executed:
             heads = " (of key-value heads, by a smaller tensor)" if axes.get("tensor", 1) > 1 else ""
             experts = ": of experts, by more tokens in a microbatch" if "expert" in module else ""
+            fix = f"split its operands over the axis whose devices do the same{heads}, or drop the "
+            fix += f"padding{experts}"
+            if module.rpartition("/")[2] == SCAN:
+                fix = "take a smaller model.scan_chunk, with more rounds of a loop: chunks have this price"
             yield Finding(
                 kind="work done twice",
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
-                fix=f"split its operands over the axis whose devices do the same{heads}, or drop the "
-                f"padding{experts}",
+                fix=fix,
             )
 
 

@@ -291,6 +291,8 @@ class Form:
         block_parameters = float(model.num_matmul_parameters)
         head = self.vocab * self.width if self.is_transformer else 0.0
         attention = 4 * self.seen * self.heads_width * 3 * self.layers
+        if isinstance(model, TransformerModel):
+            attention += 3 * model.num_state_flops
         each = 4 if self.frozen else 6  # frozen matrices have no gradients
         first = self.weights.first / max(block_parameters, 1.0)  # without a bubble
         blocks = (each * (block_parameters - head) + attention) * tokens / devices
