@@ -115,7 +115,7 @@ def read_job(path: Path, reading: Reading) -> Job:
         ]
         program = megatron(str(path), words[1:], reading.ignore, reading.model)
     else:
-        program = _trained(str(path), commands_of(str(path), text), path.parent, reading, {})
+        program = _trained(str(path), commands_of(str(path), text), _Places(folder=path.parent), reading, {})
     return job_of(str(path), launch, program, path.parent, reading)
 
 
@@ -156,7 +156,7 @@ def _recipe_in(path: Path, tree: Mapping[str, Any], words: Sequence[str], readin
 
 
 def _trained(
-    file: str, commands: Sequence[Command], folder: Path, reading: Reading, given: Mapping[str, str]
+    file: str, commands: Sequence[Command], places: _Places, reading: Reading, given: Mapping[str, str]
 ) -> Recipe | Configured:
     """Return what the commands train.
 
@@ -166,8 +166,8 @@ def _trained(
     if reading.program:
         return configured(file, reading.program)
     found: list[tuple[str, Callable[[], Recipe | Configured]]] = []
-    for command in _unfolded(file, commands, folder, given):
-        made = _program(file, command, folder, reading)
+    for command in _unfolded(file, commands, places, given):
+        made = _program(file, command, places, reading)
         if made is not None and made[0] not in [words for words, _ in found]:
             found.append(made)
     if len(found) != 1:
@@ -182,7 +182,7 @@ def _trained(
 
 
 def _unfolded(
-    file: str, commands: Sequence[Command], folder: Path, given: Mapping[str, str], depth: int = 0
+    file: str, commands: Sequence[Command], places: _Places, given: Mapping[str, str], depth: int = 0
 ) -> Iterator[Command]:
     """Yield the commands, and those of the texts and scripts that they hand to a shell."""
     for command in commands:
@@ -196,29 +196,40 @@ def _unfolded(
                 flags = [each for each in rest if each.startswith("-")]
                 target = next((each for each in rest if not each.startswith("-")), "")
                 is_text = any("c" in flag.lstrip("-") for flag in flags if not flag.startswith("--"))
-                inner = commands_of(file, target, given) if is_text else _script(folder, target, given)
-                yield from _unfolded(file, inner, folder, given, depth + 1)
+                inner = commands_of(file, target, given) if is_text else _script(places, target, given)
+                yield from _unfolded(file, inner, places, given, depth + 1)
                 break
             if name.endswith(".sh") and name != "run_train.sh":
-                yield from _unfolded(file, _script(folder, word, given), folder, given, depth + 1)
+                yield from _unfolded(file, _script(places, word, given), places, given, depth + 1)
                 break
 
 
-def _script(folder: Path, name: str, given: Mapping[str, str]) -> list[Command]:
-    path = _found(folder, name)
+def _script(places: _Places, name: str, given: Mapping[str, str]) -> list[Command]:
+    path = places.find(name)
     return commands_of(str(path), text_of(path), given) if path is not None and path.suffix == ".sh" else []
 
 
-def _found(folder: Path, name: str) -> Path | None:
-    """Return a file that a command names, in the job's folder or the working directory, if it is there."""
-    if not name or not is_known(name):
-        return None
-    places = (folder / name, Path(name))
-    return next((each for each in places if each.is_file()), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """Where the files are that a command names: the job's folder, and what its launcher mounts."""
+
+    folder: Path
+    mounts: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def find(self, name: str) -> Path | None:
+        """Return the file of that name; None if it is not here, or its name is not known."""
+        if not name or not is_known(name):
+            return None
+        places = [self.folder / name, Path(name)]
+        for there, here in self.mounts.items():
+            if name == there or name.startswith(there.rstrip("/") + "/"):
+                rest = name.removeprefix(there).lstrip("/")
+                places.insert(0, self.folder / here / rest if rest else self.folder / here)
+        return next((each for each in places if each.is_file()), None)
 
 
 def _program(
-    file: str, command: Command, folder: Path, reading: Reading
+    file: str, command: Command, places: _Places, reading: Reading
 ) -> tuple[str, Callable[[], Recipe | Configured]] | None:
     """Return the words of the trainer that a command starts, and what reads it; None if it starts none."""
     words = command.words
@@ -233,21 +244,21 @@ def _program(
         if name == "meshwright" and following in ("train", "weigh"):
             return line, lambda rest=rest: configured(file, rest[1:])
         if word == "torchtitan.train" or (name == "train.py" and "torchtitan" in shown(word)):
-            return line, lambda rest=rest: _titan(file, rest, folder, reading)
+            return line, lambda rest=rest: _titan(file, rest, places, reading)
         if name == "run_train.sh" and "CONFIG_FILE" in command.variables:
             config = ("--job.config_file", command.variables["CONFIG_FILE"], *rest)
-            return " ".join(config), lambda config=config: _titan(file, config, folder, reading)
+            return " ".join(config), lambda config=config: _titan(file, config, places, reading)
         if (name == "axolotl" and following == "train") or word == "axolotl.cli.train":
             rest = rest[1:] if name == "axolotl" else rest
-            return line, lambda rest=rest: _by_file(file, rest, folder, reading)
+            return line, lambda rest=rest: _by_file(file, rest, places, reading)
         if name in ("llamafactory-cli", "lmf") and following == "train":
-            return line, lambda rest=rest: _by_file(file, rest[1:], folder, reading)
+            return line, lambda rest=rest: _by_file(file, rest[1:], places, reading)
         if name == "train.py" and following.endswith((".yaml", ".yml")):
-            return line, lambda rest=rest: _by_file(file, rest, folder, reading)
+            return line, lambda rest=rest: _by_file(file, rest, places, reading)
     return None
 
 
-def _titan(file: str, words: Sequence[str], folder: Path, reading: Reading) -> Recipe:
+def _titan(file: str, words: Sequence[str], places: _Places, reading: Reading) -> Recipe:
     """Return the recipe of torchtitan's command, with what its words override."""
     rest, name = list(words), ""
     for place, word in enumerate(rest):
@@ -260,10 +271,10 @@ def _titan(file: str, words: Sequence[str], folder: Path, reading: Reading) -> R
     if not name:
         what = f"{file} starts torchtitan without --job.config_file"
         raise InputError(what, hint="name its TOML file; configurations in Python cannot be read")
-    return _opened(file, name, rest, folder, reading)
+    return _opened(file, name, rest, places, reading)
 
 
-def _by_file(file: str, words: Sequence[str], folder: Path, reading: Reading) -> Recipe:
+def _by_file(file: str, words: Sequence[str], places: _Places, reading: Reading) -> Recipe:
     """Return the recipe of the file that a command names first; launchers' own options are left out."""
     if not words or words[0].startswith("-"):
         raise InputError(
@@ -280,16 +291,16 @@ def _by_file(file: str, words: Sequence[str], folder: Path, reading: Reading) ->
             rest = rest if "=" in word else rest[1:]
         else:
             kept.append(word)
-    return _opened(file, words[0], kept, folder, reading)
+    return _opened(file, words[0], kept, places, reading)
 
 
-def _opened(file: str, name: str, words: Sequence[str], folder: Path, reading: Reading) -> Recipe:
+def _opened(file: str, name: str, words: Sequence[str], places: _Places, reading: Reading) -> Recipe:
     """Read the recipe that a command names.
 
     Raises:
         InputError: it is not known, or no file here.
     """
-    path = _found(folder, name)
+    path = places.find(name)
     if path is None:
         what = f"{file} trains by {shown(name)[:150]}, which is no file here"
         raise InputError(

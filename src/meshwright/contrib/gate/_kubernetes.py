@@ -18,7 +18,8 @@ KINDS = ("Job", "JobSet")
 _DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 _LABELS = (
     "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "gpu.nvidia.com/class",
-    "gpu.nvidia.com/model", "karpenter.k8s.aws/instance-gpu-name", "skypilot.co/accelerator", "amd.com/gpu.product-name",
+    "gpu.nvidia.com/model", "karpenter.k8s.aws/instance-gpu-name", "skypilot.co/accelerator",
+    "amd.com/gpu.product-name",
 )  # fmt: skip
 _TPU, _TOPOLOGY = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
 _TPUS = {
@@ -53,14 +54,16 @@ def kubernetes(file: str, documents: Sequence[Mapping[str, Any]], ignore: Collec
         return read.launch(spec, 1, "a Kubernetes Job", {})
     read.note("jobset", spec)
     found: list[tuple[Mapping[str, Any], int]] = []
+    others: list[tuple[Mapping[str, Any], int]] = []
     for each in read.list(spec.get("replicatedJobs"), "replicatedJobs"):
         one = read.table(each, "replicatedJobs")
         read.note("replicated", one)
         inner = read.table(read.table(one.get("template"), "template").get("spec"), "template.spec")
-        if read.has_devices(inner):
-            found.append((inner, whole(file, "replicas", one.get("replicas", 1))))
+        where = found if read.has_devices(inner) else others
+        where.append((inner, whole(file, "replicas", one.get("replicas", 1))))
+    found = found or others  # one alone may leave its devices to the caller
     if len(found) != 1:
-        what = f"{file}: {len(found)} of its replicated jobs ask for devices"
+        what = f"{file}: {len(found)} replicated jobs may be those with the devices"
         raise InputError(what, hint="gate one with devices in one of them")
     return read.launch(*found[0], "a JobSet", {})
 

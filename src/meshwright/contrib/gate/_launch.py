@@ -27,7 +27,8 @@ class Launch:
 
     `chip`: the catalog's name; "" if the job does not say it. `fleet`: the whole fleet as `Fleet.parse` reads
     it, where hosts and chips do not say it (slices of TPUs). `seconds`: its own time limit. `commands`: what
-    it runs on each host. `variables`: those that its scheduler sets.
+    it runs on each host. `variables`: those that its scheduler sets. `folder`: the folder in which they run,
+    if it is not the job's. `mounts`: files and folders here, by their paths there.
     """
 
     kind: str
@@ -41,6 +42,8 @@ class Launch:
     commands: tuple[Command, ...] = ()
     notes: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    folder: str = ""
+    mounts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def fleet_on(self, on: str | None) -> str:
         """Return the fleet that it asks for.

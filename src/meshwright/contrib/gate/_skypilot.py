@@ -40,6 +40,10 @@ def skypilot(file: str, documents: Sequence[Mapping[str, Any]], ignore: Collecti
         raise InputError(f"{file}: resources is no mapping", hint="correct the file")
     values = {**{key: value for key, value in task.items() if key != "resources"}}
     values |= {f"resources.{key}": value for key, value in resources.items()}
+    if not any(
+        "accelerators" in each for each in _choices(resources)
+    ):  # clouds alone do not change the devices
+        values = {key: value for key, value in values.items() if key not in _CHOICES}
     values |= dict(flattened({"config": task["config"]})) if isinstance(task.get("config"), dict) else {}
     seen = seen_keys(table("skypilot"), file, values, ignore)
     fleet, per_host, chip = _accelerators(file, resources.get("accelerators"))
@@ -54,6 +58,7 @@ def skypilot(file: str, documents: Sequence[Mapping[str, Any]], ignore: Collecti
     )
     known |= {"SKYPILOT_NUM_NODES": str(hosts)}
     known |= {} if per_host is None else {"SKYPILOT_NUM_GPUS_PER_NODE": str(per_host)}
+    mounts: Any = task.get("file_mounts") or {}
     notes = ("a spot instance costs less than the list price",) if resources.get("use_spot") else ()
     run = task.get("run")
     return Launch(
@@ -67,7 +72,19 @@ def skypilot(file: str, documents: Sequence[Mapping[str, Any]], ignore: Collecti
         commands=tuple(commands_of(file, run, known)) if isinstance(run, str) else (),
         notes=notes,
         variables=known,
+        folder=str(task.get("workdir") or ""),
+        mounts={str(there): here for there, here in mounts.items() if isinstance(here, str)}
+        if isinstance(mounts, dict)
+        else {},
     )
+
+
+_CHOICES = ("resources.any_of", "resources.ordered")
+
+
+def _choices(resources: Mapping[str, Any]) -> list[Any]:
+    lists = (resources.get("any_of"), resources.get("ordered"))
+    return [each for listed in lists if isinstance(listed, list) for each in listed if isinstance(each, dict)]
 
 
 def _accelerators(file: str, given: Any) -> tuple[str, int | None, str]:

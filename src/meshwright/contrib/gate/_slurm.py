@@ -20,10 +20,11 @@ _SHORT = {
     "L": "licenses", "m": "distribution", "M": "clusters", "b": "begin", "H": "hold", "W": "wait",
     "s": "oversubscribe", "O": "overcommit", "k": "no-kill", "Q": "quiet", "v": "verbose",
 }  # fmt: skip
-_FLAGS = frozenset(
-    "exclusive requeue no-requeue overcommit parsable contiguous hold spread-job wait verbose quiet oversubscribe "
-    "get-user-env propagate no-kill test-only ignore-pbs reboot use-min-nodes hetjob packjob".split()
-)
+_FLAGS = frozenset({
+    "exclusive", "requeue", "no-requeue", "overcommit", "parsable", "contiguous", "hold", "spread-job",
+    "wait", "verbose", "quiet", "oversubscribe", "get-user-env", "propagate", "no-kill", "test-only", "ignore-pbs",
+    "reboot", "use-min-nodes", "hetjob", "packjob",
+})  # fmt: skip
 _DEVICE = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=](\d{1,6}))?(?:\(.*\))?", re.ASCII)
 
 

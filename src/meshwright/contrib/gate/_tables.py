@@ -1,8 +1,8 @@
 """Say for every key of a kind of file whether a weighing needs it: one table for each kind, in `tables/`.
 
 A key is understood, ignored by name with the reason why it changes no figure, or refused with what to do. A
-key that stands in no table is refused too: whether it changes what is weighed is not known. A refused key that
-is switched off (false, none, empty, 0) is no use of it.
+key that stands in no table is refused too: whether it changes what is weighed is not known. A refused key
+that is switched off (false, none, empty, 0) is no use of it.
 """
 
 from __future__ import annotations
