@@ -127,7 +127,8 @@ def job_of(
         program = configured(file, reading.program)
     elif program is None:
         assert launch is not None, "what is no launcher has a recipe"
-        program = _trained(file, launch.commands, folder, reading, launch.variables)
+        places = _Places(folder=folder / launch.folder, mounts=launch.mounts)
+        program = _trained(file, launch.commands, places, reading, launch.variables)
     return Job(file=file, launch=launch, program=program)
 
 

@@ -32,8 +32,8 @@ class Recipe:
 
     `model`: an id, a folder or a preset; "" with `model_keys`, which describe it. `axes`: sizes of ours;
     `REST` at most once; experts are spread over a part of fsdp or data. `per_device`: sequences in one pass
-    of each device with rows of its own; `accumulated`: passes of a step; `sequences`: of the whole fleet, if the
-    recipe states them. `sequences_in_run`: the length of the run, if it is stated in sequences.
+    of each device with rows of its own; `accumulated`: passes of a step; `sequences`: of the whole fleet, if
+    the recipe states them. `sequences_in_run`: the length of the run, if it is stated in sequences.
     """
 
     kind: str

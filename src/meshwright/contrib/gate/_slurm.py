@@ -22,8 +22,8 @@ _SHORT = {
 }  # fmt: skip
 _FLAGS = frozenset({
     "exclusive", "requeue", "no-requeue", "overcommit", "parsable", "contiguous", "hold", "spread-job",
-    "wait", "verbose", "quiet", "oversubscribe", "get-user-env", "propagate", "no-kill", "test-only", "ignore-pbs",
-    "reboot", "use-min-nodes", "hetjob", "packjob",
+    "wait", "verbose", "quiet", "oversubscribe", "get-user-env", "propagate", "no-kill", "test-only",
+    "ignore-pbs", "reboot", "use-min-nodes", "hetjob", "packjob",
 })  # fmt: skip
 _DEVICE = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=](\d{1,6}))?(?:\(.*\))?", re.ASCII)
 
@@ -45,11 +45,10 @@ def sbatch(
     Raises:
         InputError: an option or a value is not understood.
     """
-    values = {
-        **_options(file, text),
-        **{key.replace("_", "-"): value for key, value in (options or {}).items()},
-    }
-    seen = seen_keys(table("slurm"), file, values, ignore)
+    known = table("slurm")
+    given = {key.replace("_", "-"): value for key, value in (options or {}).items()}
+    values = _options(file, text) | {key: value for key, value in given.items() if key in known.understood}
+    seen = seen_keys(known, file, values, ignore)
     values = {key: str(value) for key, value in values.items() if key in seen.understood}
     named = {key for key in values if key not in ("constraint", "partition")}
     for key in named:
@@ -63,7 +62,7 @@ def sbatch(
         chip = found.pop() if len(found) == 1 else ""
     seconds = slurm_seconds(values["time"]) if "time" in values else None
     tasks = values.get("ntasks") or str(hosts * int(values.get("ntasks-per-node", "1")))
-    known = {
+    variables = {
         "SLURM_NNODES": str(hosts),
         "SLURM_JOB_NUM_NODES": str(hosts),
         "SLURM_NTASKS": tasks,
@@ -81,8 +80,8 @@ def sbatch(
         per_host=per_host,
         chip=chip,
         seconds=seconds,
-        commands=tuple(commands_of(file, text, known)),
-        variables=known,
+        commands=tuple(commands_of(file, text, variables)),
+        variables=variables,
     )
 
 

@@ -185,7 +185,8 @@ def _formats(file: str, values: Mapping[str, Any]) -> dict[str, str]:
     reduced = str(values.get("training.mixed_precision_reduce", "float32"))
     if made["precision"] == "fp32":
         return made
-    return made | {"gradient_sum": "all-fp32" if reduced == "float32" else "bf16"}
+    wide = "fp32" if own == "bfloat16" else "all-fp32"  # of parameters in bf16, gradients are in bf16 too
+    return made | {"gradient_sum": wide if reduced == "float32" else "bf16"}
 
 
 def _pipeline(file: str, values: Mapping[str, Any]) -> dict[str, Any]:

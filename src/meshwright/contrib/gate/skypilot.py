@@ -1,8 +1,8 @@
 """Gate SkyPilot's tasks: an admin policy, for `admin_policy: meshwright.contrib.gate.skypilot.GatePolicy`.
 
-SkyPilot imports this module; nothing else does, and it is the only one that imports `sky`. Limits are the words
-of `meshwright gate` in the variable MESHWRIGHT_GATE of SkyPilot's server: "--max-cost 5000 --max-days 7". A task
-that cannot be read goes, unless MESHWRIGHT_GATE has --strict: most tasks train nothing.
+Limits are the words of `meshwright gate` in the variable MESHWRIGHT_GATE of SkyPilot's server, as in
+"--max-cost 5000 --max-days 7". A task that cannot be read goes, unless that has --strict: most tasks train
+nothing. `sky` is imported when SkyPilot asks for the policy, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import sky  # pyright: ignore[reportMissingImports]
-
 from meshwright.errors import InputError, MeshwrightError
 
 from ._gate import Limits, gate_of
@@ -24,31 +22,36 @@ from ._skypilot import skypilot
 LOG = logging.getLogger(__name__)
 
 
-class GatePolicy(sky.AdminPolicy):
-    """Refuse a task that does not fit, or costs or takes more than it may."""
+def __getattr__(name: str) -> Any:
+    """Return the policy: a class of SkyPilot's `AdminPolicy`, which must be installed."""
+    if name != "GatePolicy":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import sky  # pyright: ignore[reportMissingImports]
 
-    @classmethod
-    def validate_and_mutate(cls, user_request: Any) -> Any:
-        """Return the request as it is.
-
-        Raises:
-            RuntimeError: the task is refused; the text says why, and what would do.
-        """
-        limits, is_strict = limits_of(os.environ.get("MESHWRIGHT_GATE", ""))
-        task = user_request.task.to_yaml_config()
-        name = str(task.get("name") or "the task")
-        try:
-            launch = skypilot(name, [{"resources": {}, "run": "", **task}])
-            made = gate_of(job_of(name, launch, None, Path.cwd(), Reading()), limits=limits)
-        except MeshwrightError as wrong:
-            if is_strict:
-                raise RuntimeError(f"meshwright gate: {wrong}") from wrong
-            LOG.info("meshwright gate could not read %s: %s", name, wrong)
-            return sky.MutatedUserRequest(user_request.task, user_request.skypilot_config)
-        if not made.may_go:
-            cures = [f"with {cure.change} it may go ({cure.words})" for cure in made.cures]
-            raise RuntimeError(f"meshwright gate: {made.line}: {'; '.join([*made.reasons, *cures])}")
+    def validate_and_mutate(cls: type, user_request: Any) -> Any:
+        if refused := refusal_of(user_request.task.to_yaml_config()):
+            raise RuntimeError(f"meshwright gate: {refused}")
         return sky.MutatedUserRequest(user_request.task, user_request.skypilot_config)
+
+    members = {"validate_and_mutate": classmethod(validate_and_mutate), "__doc__": refusal_of.__doc__}
+    return type("GatePolicy", (sky.AdminPolicy,), members)
+
+
+def refusal_of(task: dict[str, Any]) -> str:
+    """Return why a task is refused, and what would do; "" if it may go."""
+    name = str(task.get("name") or "the task")
+    is_strict = True
+    try:
+        limits, is_strict = limits_of(os.environ.get("MESHWRIGHT_GATE", ""))
+        launch = skypilot(name, [{"resources": {}, "run": "", **task}])
+        made = gate_of(job_of(name, launch, None, Path.cwd(), Reading()), limits=limits)
+    except MeshwrightError as wrong:
+        if is_strict:
+            return str(wrong)
+        LOG.info("meshwright gate could not read %s: %s", name, wrong)
+        return ""
+    cures = [f"with {cure.change} it may go ({cure.words})" for cure in made.cures]
+    return "" if made.may_go else f"{made.line}: {'; '.join([*made.reasons, *cures])}"
 
 
 def limits_of(text: str) -> tuple[Limits, bool]:
