@@ -33,6 +33,7 @@ FAMILIES = {
         *("model.norm=layer", "model.norm_bias=true", "model.no_rope_every=2", "model.score_scale=0.2"),
         *("model.logit_scale=0.5", "model.residual_scale=0.4", "model.embedding_scale=3.0"),
     ),
+    "further tokens": ("model.mtp_layers=2", "model.num_experts=4", "model.experts_per_token=2"),
     "gate": (
         *("model.num_experts=4", "model.experts_per_token=2", "model.shared_mlp_dim=24"),
         *("model.shared_gate=true", "model.qk_norm=head", "model.qk_norm_turned=true"),
@@ -42,15 +43,29 @@ FAMILIES = {
         *("model.qkv_bias=true", "model.output_bias=true", "model.gate_limit=0.5", "model.num_experts=4"),
         *("model.experts_per_token=2", "model.expert_bias=true", "model.activation=gelu-quick"),
     ),
+    "wide turns": (
+        *("model.num_layers=4", "model.window=9", "model.global_every=2", "model.norm_place=both"),
+        *(
+            "model.num_kv_heads=2",
+            "model.global_head_dim=16",
+            "model.global_kv_heads=1",
+            "model.qk_norm=head",
+        ),
+        *("model.global_key_is_value=true", "model.value_norm=true", "model.rope_stretching=proportional"),
+        *("model.rotary_share=0.5", "model.rope_local_theta=50.0", "model.layer_factor=true"),
+    ),
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
     ("few keys", "fsdp=2,tensor=4", "none"),
     ("one norm", "fsdp=2,tensor=2", "dots-attention"),
     ("gate", "fsdp=2,tensor=2,expert=2", "none"),
+    ("further tokens", "fsdp=2,context=2,tensor=2", "full"),
     pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("sinks", "fsdp=2,context=2,tensor=2", "dots-attention"),
+    ("wide turns", "fsdp=2,tensor=4", "dots-attention"),
+    pytest.param("wide turns", "stage=2,context=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "stage=2,expert=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "expert=4,fsdp=2", "alternate-dots", marks=pytest.mark.wide),
     pytest.param("turns", "fsdp=2,tensor=2", "full", marks=pytest.mark.wide),

@@ -423,6 +423,22 @@ def test_the_smallest_fleet_is_the_first_on_which_a_candidate_fits(forked_worker
     assert all(why in text for why in made.smaller.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "on", "words"),
+    [
+        ("bytes-10m", "2xH100 reserve 79GiB", "with 79.0 GiB of each device reserved"),
+        ("llama3-405b", "1xV100-16GB", "is more than a device has"),
+    ],
+)
+def test_where_the_bounds_leave_nothing_it_does_not_blame_the_budget(name, on, words):
+    made = mw.plan(name, on=on, budget_seconds=1, overrides={"batch.sequences": 8})
+    text = " ".join(str(made).split())
+    assert "NOTHING FITS: the least that each of" in text
+    assert words in text
+    assert "budget" not in text
+    assert made.ended == "none can fit"
+
+
 @pytest.mark.wide
 def test_where_nothing_fits_it_names_a_larger_fleet_that_was_compiled_and_fits(forked_workers):
     fleet = Fleet.parse("1xH100")

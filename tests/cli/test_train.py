@@ -60,6 +60,7 @@ def test_json_is_the_whole_run(meshwright, tmp_path: Path):
         (("linaer",), "did you mean 'linear'?"),
         (("theirs:program",), "is not a configuration"),
         (("linear", "--on", "8xCPU", "--layout", "data=3"), "data = 3 is not the fleet's 8"),
+        (("linear", "--on", "8xCPU", "--reserve", "1GiB"), "no memory of its own of which 1GiB"),
     ],
 )
 def test_bad_input_exits_with_2(

@@ -425,3 +425,13 @@ def test_experts_over_several_axes_divide_over_all_of_them():
 def test_experts_that_cannot_be_folded_are_refused(preset, changes, message):
     with pytest.raises(InputError, match=message):
         load_config(preset, changes)
+
+
+def test_modules_for_further_tokens_have_neither_stages_nor_adapters():
+    further = load_config("bytes-nano", ["model.mtp_layers=1"])
+    check_layout(further, Layout.parse("fsdp=2,tensor=2"))
+    with pytest.raises(InputError, match=r"model\.mtp_layers = 1, but stage = 2") as refused:
+        check_layout(further, Layout.parse("stage=2"))
+    assert "use fsdp=2 in place of stage" in refused.value.hint
+    with pytest.raises(InputError, match=r"model\.mtp_layers = 1, and adapters"):
+        load_config("bytes-nano", ["model.mtp_layers=1", "lora.rank=4"])

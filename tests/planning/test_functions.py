@@ -5,7 +5,14 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.planning import FUNCTION_PRIORS, Search, SearchOutcome, function_space, smaller_fleets
+from meshwright.planning import (
+    FUNCTION_PRIORS,
+    Search,
+    SearchOutcome,
+    fleet_times,
+    function_space,
+    smaller_fleets,
+)
 
 FLEET = Fleet.parse("8xH100")
 KNOBS = {"remat": ("False", "True"), "block": ("128", "256", "512")}
@@ -83,3 +90,10 @@ def test_the_search_learns_the_scale_and_finds_the_best_without_any_estimate(sca
 )
 def test_smaller_fleets_have_whole_hosts_and_end_with_the_largest(largest, names):
     assert [fleet.name for fleet in smaller_fleets(Fleet.parse(largest))] == names
+
+
+def test_fleets_of_other_sizes_leave_as_much_of_each_device_to_another_process():
+    fleet = Fleet.parse("16xH100 reserve 20GiB")
+    others = [*smaller_fleets(fleet), fleet_times(fleet, 4)]
+    assert {each.reserve_bytes for each in others} == {20 * 2**30}
+    assert others[-1].name == "64xH100 reserve 20GiB"

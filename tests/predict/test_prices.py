@@ -188,6 +188,36 @@ ENTRY %main (all: f32[32,1024], new: f32[1,1024], at: s32[]) -> f32[32,1024] {
     assert (found.kind, found.seconds) == ("host-transfer", pytest.approx(4 * 1024 / link))
 
 
+HOST_AND_DEVICE = """
+%one (m: f32[SIZE], v: f32[SIZE], p: f32[LARGE]) -> (f32[SIZE], f32[LARGE]) {
+  %m = f32[SIZE]{0:S(5)} parameter(0)
+  %v = f32[SIZE]{0:S(5)} parameter(1)
+  %p = f32[LARGE]{0} parameter(2)
+  %s = f32[SIZE]{0} add(%m, %v)
+  %q = f32[LARGE]{0} negate(%p)
+  ROOT %t = (f32[SIZE]{0}, f32[LARGE]{0}) tuple(%s, %q)
+}
+
+ENTRY %main (m: f32[SIZE], v: f32[SIZE], p: f32[LARGE]) -> (f32[SIZE], f32[LARGE]) {
+  %a = f32[SIZE]{0:S(5)} parameter(0)
+  %b = f32[SIZE]{0:S(5)} parameter(1)
+  %c = f32[LARGE]{0} parameter(2)
+  ROOT %f = (f32[SIZE]{0}, f32[LARGE]{0}) fusion(%a, %b, %c), kind=kLoop, calls=%one
+}"""
+
+
+@pytest.mark.parametrize(("size", "large", "kind"), [(2**20, 4, "host"), (1024, 2**24, "device")])
+def test_a_fusion_that_reads_the_hosts_memory_is_bound_by_the_slower_memory(kernel, size, large, kind):
+    """An update that reads both moments where they lie takes the bytes of both, not those of one."""
+    found = kernel(HOST_AND_DEVICE.replace("SIZE", str(size)).replace("LARGE", str(large)))
+    link = Fleet.parse("8xH100").chip.host.bytes_per_second
+    if kind == "host":
+        assert (found.kind, found.seconds) == ("host-transfer", pytest.approx(2 * 4 * size / link))
+    else:
+        moved = 4 * (size + 2 * large)
+        assert (found.kind, found.seconds) == ("memory-bound", pytest.approx(moved / (0.85 * 3.35e12)))
+
+
 def test_a_cpu_widens_what_was_not_measured(kernel, round_machine):
     assert kernel(dot("bf16"), machine=round_machine).flops == {"fp32": 2 * 4096**3}
 

@@ -224,7 +224,8 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         except KeyboardInterrupt:
             ended = STOPPED
     made = dataclasses.replace(runner.plan(ended), price=price)
-    if made.winner is None and runner.planned and not made.interrupted and not least_hope:
+    tried = runner.planned or not made.num_open
+    if made.winner is None and tried and not made.interrupted and not least_hope:
         found = _what_would_fit(asked, fleet, candidates, workers)
         made = dataclasses.replace(made, suggestions=found)
     return dataclasses.replace(made, seconds=time.monotonic() - asked.started)
@@ -281,9 +282,7 @@ def _what_would_fit(
         asked.program.check_same_step(sizes, asked.settings.overrides)
     except InputError:  # on another number of devices it would be another step
         larger = []
-    grown = [
-        (f"--on {each.name}", dataclasses.replace(each, chip=fleet.chip), knobs) for each in larger if each
-    ]
+    grown = [(each.options, each, knobs) for each in larger if each]
     found: list[Change] = []
     with contextlib.suppress(KeyboardInterrupt):
         for options in (released, grown):

@@ -136,7 +136,7 @@ class CandidateRunner:
                 return self._spent
             row = self.search.next()
             if row is None:
-                return "no other candidate promises a saving"
+                return "no other candidate promises a saving" if self.search.num_begun else "none can fit"
             here = contextvars.copy_context()  # in it compilations are cut off
             self.running[pool.submit(here.run, self.programs.weigh, row)] = row
         return ""

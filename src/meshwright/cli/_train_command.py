@@ -19,7 +19,15 @@ from meshwright.trainer.launch import join, over, place_in
 from ._console import EXIT_INTERRUPTED, SIGNAL_BASE, JsonFlag, complete_config, print_json, say_readings, show
 from ._launch import run_processes, run_with_restarts
 from ._progress import bars, how_to_go_on, progress
-from ._weigh_command import Config, LayoutOption, LoraOption, SetOption, with_lora
+from ._weigh_command import (
+    Config,
+    LayoutOption,
+    LoraOption,
+    ReserveOption,
+    SetOption,
+    with_lora,
+    with_reserve,
+)
 
 if TYPE_CHECKING:
     from meshwright import Run
@@ -116,6 +124,7 @@ def train(
     begin_from: FromOption = None,
     restarts: RestartsOption = 0,
     processes: ProcessesOption = None,
+    reserve: ReserveOption = None,
     profile: ProfileOption = None,
     log_every: LogEveryOption = None,
     as_json: JsonFlag = False,
@@ -128,6 +137,7 @@ def train(
         raise typer.Exit(run_with_restarts(restarts, config, folder))
     if processes is not None:
         raise typer.Exit(run_processes(processes, on))
+    on = with_reserve(on, reserve)
     from meshwright import Session
     from meshwright import train as run_train
     from meshwright.compiler import keep_executables

@@ -110,12 +110,14 @@ class Routing:
 
     `load`: the tokens of the device that gets most, over the mean of all; 1.0 if they are balanced.
     `ways`: devices that divide the experts; no load is above it. None: not known.
+    `is_capped`: experts have buffers of a fixed size, and the load changes nothing.
     """
 
     num_experts: int
     num_chosen: int  # of a token
     load: float = 1.0
     ways: int | None = None
+    is_capped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._huggingface_config import run_of_huggingface as run_of_huggingface
     from ._huggingface_config import text_part as text_part
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
+    from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
     from ._layer_kinds import Stretch as Stretch
     from ._layer_kinds import holds_layers as holds_layers

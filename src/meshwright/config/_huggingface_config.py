@@ -39,6 +39,7 @@ Tree = Mapping[str, Any]
 SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
 OF_BOTH_PARTS = {"tie_word_embeddings", "torch_dtype", "dtype"}  # keys of a file whose text is a part of it
 
+PER_LAYER = "per_layer_config"  # the sizes of layers that are unlike others
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
@@ -389,6 +390,28 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         model["global_every"] = size
 
 
+def _global_attention(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the sizes of attention in layers that see all positions, of a family in which they are others.
+
+    `transformers` writes them again for each such layer, by its number.
+    """
+    if "global_head_dim" not in FAMILIES[given["model_type"]].keys:
+        return
+    unread.discard(PER_LAYER)
+    if not model["global_key_is_value"]:
+        model.pop("global_kv_heads", None)  # which is not read then
+    if (layers := given.get(PER_LAYER)) is not None:
+        every, sizes = model.get("global_every"), [dict(each) for each in layers.values()]
+        wanted = [str(n) for n in range(model["num_layers"]) if every and (n + 1) % every == 0]
+        known = all(set(each) <= {"head_dim", "num_key_value_heads"} and each == sizes[0] for each in sizes)
+        if list(layers) != wanted or not known:
+            raise not_understood(where, {PER_LAYER: layers})
+        model["global_head_dim"] = sizes[0].get("head_dim", model["head_dim"])
+        model["global_kv_heads"] = sizes[0].get("num_key_value_heads")
+    if model.get("window") is None or model.get("global_every") is None:
+        raise not_understood(where, {key: given.get(key) for key in ("sliding_window", "layer_types")})
+
+
 def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read which layers have no positions: those that a file lists, or those that see all positions."""
     unturned, num_layers = FAMILIES[given["model_type"]].unturned, model["num_layers"]
@@ -490,5 +513,6 @@ def cached_config(name: str) -> Path | None:
 
 
 READERS: tuple[Callable[..., None], ...] = (
-    *(_activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _unturned, _expert_mlp),
+    *(_activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _global_attention),
+    *(_unturned, _expert_mlp),
 )  # fmt: skip

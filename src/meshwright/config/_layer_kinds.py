@@ -22,6 +22,8 @@ MLPS = ("mlp", "experts")
 MOST_LISTED = 512
 """The most layers of a pattern, before it repeats."""
 LAYERS, FIRST_LAYERS = "layers", "dense_layers"
+GLOBAL_ATTENTION = "global_attention"
+"""The attention of layers that see all positions, where it has other sizes than that of the others."""
 
 
 class LayerKind(NamedTuple):
@@ -120,6 +122,16 @@ def kind_of(word: str, window: int | None) -> LayerKind:
     if mixer in ("local", "nope"):
         return LayerKind("attention", mlp, window if mixer == "local" else None, mixer != "nope")
     return LayerKind(mixer, mlp)
+
+
+def word_of(kind: LayerKind) -> str:
+    """Return the word of a kind of layer in a pattern.
+
+    >>> word_of(LayerKind("attention", "experts", window=128))
+    'local+experts'
+    """
+    mixer = "local" if kind.window is not None else kind.mixer if kind.has_positions else "nope"
+    return "+".join(part for part in (mixer, kind.mlp) if part is not None)
 
 
 @functools.lru_cache(maxsize=64)

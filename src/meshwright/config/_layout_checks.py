@@ -273,6 +273,9 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     elif isinstance(model, TransformerModel) and model.unroll:
         what = f"= true, but stage = {stages} splits layers that are stacked"
         yield "model.unroll", what, "use model.unroll = false"
+    elif isinstance(model, TransformerModel) and model.mtp_layers:
+        what = f"= {model.mtp_layers}, but stage = {stages} predicts one token of each position"
+        yield "model.mtp_layers", what, f"use fsdp={stages * layout.size('fsdp')} in place of stage and fsdp"
     elif config.lora.rank is not None:
         what = f"= {config.lora.rank}, but stage = {stages} has gradients of all parameters alone"
         yield "lora.rank", what, f"use fsdp={stages * layout.size('fsdp')} in place of stage and fsdp"

@@ -15,6 +15,7 @@ from pydantic import model_validator
 
 from meshwright.errors import nearest_name
 
+from ._layer_kinds import GLOBAL_ATTENTION
 from ._models import Model
 from ._section import OptionalPositive, PositiveFloat, Problem, Section, raise_problems
 from ._transformer import TransformerModel
@@ -65,17 +66,25 @@ class LoraConfig(Section):
     def products(self, model: TransformerModel) -> tuple[tuple[str, str], ...]:
         """Return the group and name of each product that has an adapter, in the order of `TARGETS`."""
         everything = ALL in self.targets
-        return tuple(
+        chosen = tuple(
             place
             for name, place in TARGETS.items()
             if name in self.targets or (everything and (name != "gate_proj" or model.mlp == "gated"))
         )
+        if model.global_head_dim is None:
+            return chosen
+        of_attention = [name for group, name in chosen if group == "attention"]
+        left_out = ["value"] if model.global_key_is_value else []
+        return (*chosen, *((GLOBAL_ATTENTION, name) for name in of_attention if name not in left_out))
 
     def num_parameters(self, model: TransformerModel) -> int:
         """Return the number of parameters of all adapters: L x rank x (inputs + outputs) of each product."""
-        sizes = adapter_sizes(model)
-        counts = {"attention": model.num_attention_layers, "mlp": model.count(mlp="mlp")}
-        each = sum(counts[group] * sum(sizes[name]) for group, name in self.products(model))
+        (attention, count), *others = model.attentions
+        layers = {"attention": (attention, count), "mlp": (model, model.count(mlp="mlp"))}
+        if others:
+            layers[GLOBAL_ATTENTION] = others[0]
+        sizes = {group: adapter_sizes(of) for group, (of, _) in layers.items()}
+        each = sum(layers[group][1] * sum(sizes[group][name]) for group, name in self.products(model))
         return (self.rank or 0) * each
 
     @model_validator(mode="after")
@@ -122,6 +131,9 @@ def lora_problems(lora: LoraConfig, model: Model, *, zero1: bool) -> Iterator[Pr
     if model.num_experts is not None and "mlp" in chosen:
         what = "has products of the MLP, and experts have no adapters"
         yield "lora.targets", what, 'use ["q_proj", "k_proj", "v_proj", "o_proj"]'
+    if model.mtp_layers:
+        what = f"= {model.mtp_layers}, and adapters of modules that predict further tokens are not run"
+        yield "model.mtp_layers", what, "leave mtp_layers out"
     if model.router_bias_rate:
         what = f"= {model.router_bias_rate} has nothing to move: lora freezes the router's bias"
         yield "model.router_bias_rate", what, "leave router_bias_rate out"

@@ -88,6 +88,8 @@ class OptimizerSection(Section):
 
     elsewhere: ClassVar[str] = ""
     """Name the optimizer as other programs do; a message says which of ours is meant."""
+    by_number: ClassVar[bool] = True
+    """Say whether a number's update needs only its own gradient and moments, once gradients are clipped."""
 
     def moments(self) -> tuple[Moment, ...]:
         """Return the moments that are kept, in the order of the ledger."""
@@ -380,6 +382,8 @@ class AdafactorOptimizer(OptimizerSection):
     other. Vectors keep a whole moment.
     """
 
+    by_number = False
+
     kind: Literal["adafactor"]
     """Update rule. Effect: a row and a column for each matrix in place of 8 bytes a parameter."""
     learning_rate: LearningRate
@@ -436,6 +440,8 @@ class MuonOptimizer(NesterovOptimizer):
     Hidden matrices are those of single layers; tables, heads, norms and biases are AdamW's. One moment for
     a hidden matrix, two for the rest.
     """
+
+    by_number = False
 
     kind: Literal["muon"]
     """Update rule.

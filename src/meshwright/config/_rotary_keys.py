@@ -97,7 +97,10 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
     kind = family.rope_types.get(kind, kind)
-    if kind == "default" and not scaling:
+    if kind == "proportional" and scaling.get("factor") == 1:
+        del scaling["factor"]
+    if kind in ("default", "proportional") and not scaling:
+        model |= {} if kind == "default" else {"rope_stretching": kind}
         return
     if family.rope_alpha and kind == "dynamic" and (alpha := scaling.get("alpha")):
         width = _head_width(model)  # the other keys have no effect then
@@ -209,6 +212,8 @@ def rotary_json(model: TransformerModel) -> dict[str, Any]:
             rope[GROWTH] = model.position_growth
         if model.rope_original_positions is not None:
             beside = {LENGTH: model.rope_original_positions}  # where Phi-3 looks first
+    if model.rope_stretching == "proportional":
+        rope |= {"rope_type": "proportional"}
     if model.rotary_share != 1:
         rope["partial_rotary_factor"] = model.rotary_share
     if model.rope_local_theta is not None:

@@ -6,13 +6,24 @@ One record holds GPT-2, Llama, Gemma and DeepSeek: each key adds or changes one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._layer_kinds import FIRST_LAYERS, LAYERS, LayerKind, Stretch, kind_of, stretches_of, words_of
+from ._layer_kinds import (
+    FIRST_LAYERS,
+    GLOBAL_ATTENTION,
+    LAYERS,
+    LayerKind,
+    Stretch,
+    kind_of,
+    stretches_of,
+    word_of,
+    words_of,
+)
 from ._model_kind import ModelSizes
+from ._rope_keys import RopeKeys
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -24,18 +35,16 @@ from ._section import (
     Positive,
     PositiveFloat,
     Problem,
-    Share,
     near_divisors,
     or_list,
     raise_problems,
 )
-from ._state_keys import StateKeys
 from ._transformer_checks import transformer_problems
 
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(StateKeys):
+class TransformerModel(RopeKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -93,52 +102,6 @@ class TransformerModel(StateKeys):
     max_positions: OptionalPositive = None
     """Rows of the learned position table.
     Effect: the longest sequence; a row of `embed_dim` parameters each. Unit: positions"""
-    rope_theta: OptionalPositiveFloat = None
-    """Base of the rotary wavelengths.
-    Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
-    rope_factor: OptionalPositiveFloat = None
-    """The factor by which slow rotary wavelengths are stretched, as in Llama 3.1.
-    Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
-    `rope_original_positions` / `rope_high_factor` are not, and those between in part.
-    Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
-    rope_stretching: Literal["llama3", "linear", "yarn", "longrope"] = "llama3"
-    """The rule by which wavelengths between the two limits are stretched.
-    `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), `linear`
-    stretches all wavelengths alike, and `longrope` each by a number of its own (Ding et al. 2024).
-    Effect: that of `rope_factor`, without which it has none; `longrope` needs lists in its place."""
-    rope_short_factors: tuple[PositiveFloat, ...] = ()
-    """The numbers by which `longrope` stretches the wavelengths, one for each pair of turned numbers.
-    In sequences of at most `rope_original_positions`.
-    Effect: nothing that is weighed. Unit: none"""
-    rope_long_factors: tuple[PositiveFloat, ...] = ()
-    """The numbers by which `longrope` stretches the wavelengths in longer sequences.
-    Effect: nothing that is weighed. Unit: none"""
-    rope_gain: PositiveFloat = 1.0
-    """Multiplies the sines and cosines of stretched wavelengths, as YaRN and LongRoPE do.
-    Effect: scores of the turned numbers grow with its square; nothing that is weighed. Unit: none"""
-    rope_magnitude: NotNegativeFloat = 0.0
-    """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
-    They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
-    Effect: nothing that is weighed. Unit: none"""
-    rope_rounded: bool = True
-    """Round the places of YaRN's two limits outwards to whole pairs, as its authors do; gpt-oss does not.
-    Effect: nothing that is weighed."""
-    position_growth: NotNegativeFloat = 0.0
-    """Growth of queries with their position, as in Ministral 3.
-    They are multiplied by 1 + this x ln(1 + the whole part of position / `rope_original_positions`).
-    Effect: nothing that is weighed but one product per number. Unit: none"""
-    rope_interleaved: bool = False
-    """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
-    Effect: nothing that is weighed."""
-    rope_low_factor: PositiveFloat = 1.0
-    """Divides `rope_original_positions` to give the wavelength above which all are stretched.
-    Effect: that of `rope_factor`, without which it has none. Unit: none"""
-    rope_high_factor: PositiveFloat = 4.0
-    """Divides `rope_original_positions` to give the wavelength below which none is stretched.
-    Effect: that of `rope_factor`, without which it has none. Unit: none"""
-    rope_original_positions: OptionalPositive = None
-    """Length of the sequences of pretraining, before the wavelengths were stretched.
-    Effect: that of `rope_factor`, which needs it. Unit: positions"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
@@ -177,6 +140,9 @@ class TransformerModel(StateKeys):
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
     Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    value_norm: bool = False
+    """RMSNorm without a scale of each head's values (Gemma 4).
+    Effect: elementwise arithmetic."""
     attention_gate: bool = False
     """Multiply attention's output by the sigmoid of a linear map of its input, as Qwen3-Next does.
     Effect: as many parameters more per layer of attention as queries have."""
@@ -204,9 +170,6 @@ class TransformerModel(StateKeys):
     one_norm: bool = False
     """Give attention and MLP of a `parallel` block the same norm, as Cohere's models do.
     Effect: a norm fewer per layer."""
-    rotary_share: Share = 1.0
-    """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
-    Effect: nothing that is weighed. Unit: share"""
     window: OptionalPositive = None
     """Positions that attention sees, its own and those before it, as in Mistral.
     Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence.
@@ -217,10 +180,22 @@ class TransformerModel(StateKeys):
     no_rope_every: OptionalPositive = None
     """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
     Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
-    rope_local_theta: OptionalPositiveFloat = None
-    """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
-    Effect: nothing that is weighed. Unit: none
-    Default: as in the other layers"""
+    global_head_dim: OptionalPositive = None
+    """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
+    Effect: the parameters and FLOPs of attention in those layers; no fused kernel takes more than 256.
+    Unit: numbers
+    Default: `head_dim`"""
+    global_kv_heads: OptionalPositive = None
+    """Key and value heads of those layers; needs `global_head_dim`.
+    Effect: that of `num_kv_heads`, in those layers. Unit: heads
+    Default: `num_kv_heads`"""
+    global_key_is_value: bool = False
+    """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
+    Effect: one matrix fewer in each of them."""
+    layer_factor: bool = False
+    """Multiply each layer's output by a number of its own, as Gemma 4 does.
+    It is read from files and saved, and no gradient changes it.
+    Effect: a number per layer, not counted as parameters."""
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
     The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
@@ -251,6 +226,13 @@ class TransformerModel(StateKeys):
     logit_cap: OptionalPositiveFloat = None
     """Largest magnitude of the logits, in the same way (Gemma 2).
     Effect: elementwise arithmetic on the logits. Unit: none"""
+    mtp_layers: Annotated[int, Field(ge=0, le=16)] = 0
+    """Modules that predict further tokens, each with a block like the last layer's (DeepSeek-V3: 1).
+    They are trained and not exported; evaluation leaves them out.
+    Effect: parameters and FLOPs of as many layers and heads more; no `stage`, no `lora`. Unit: modules"""
+    mtp_loss: NotNegativeFloat = 0.3
+    """Weight of the mean loss of `mtp_layers` in the loss of training; DeepSeek-V3 began with 0.3.
+    Effect: nothing that is weighed. Unit: none"""
     dropout: Fraction = 0.0
     """Share of numbers set to zero on the embeddings and on each residual branch.
     Effect: above 0 it draws random numbers and saves masks. Unit: share"""
@@ -314,8 +296,8 @@ class TransformerModel(StateKeys):
     Effect: larger factors pad more and drop less; `none` drops nothing and pads little. Unit: fair shares"""
     expert_load: AtLeastOne = 1.0
     """Tokens of the device whose experts get most, over the mean of all devices, as far as prices go.
-    Effect: multiplies the experts' predicted time, their messages and their buffers; the program is the same.
-    1.0 is a balanced router. Unit: none"""
+    Effect: multiplies the predicted time of the experts and of their messages; the program is the same. With
+    `capacity_factor` it changes nothing. 1.0 is a balanced router. Unit: none"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
     Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
@@ -336,29 +318,24 @@ class TransformerModel(StateKeys):
         and a gate of E. The first layers without experts have their own M. With a latent of width R, one of
         Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
-        A layer has the parts that `layer_pattern` names, with a norm (n) for each.
+        A layer has the parts that `layer_pattern` names, with a norm (n) for each. Layers that see all
+        positions may have their own D and K, and no matrix of values. A module that predicts further tokens
+        has the last layer's, three norms, and a matrix of 2 E^2.
         """
         norm = self.embed_dim * (2 if self.has_norm_biases else 1)
-        attention = (self.latent_rank or 0) + (self.query_rank or 0)
-        attention += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
-        if self.bias or self.qkv_bias:
-            attention += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        if self.bias:
-            attention += self.embed_dim + self.attention_gate * self.num_heads * self.head_dim
-        if self.qk_norm != "none":
-            heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
-            attention += sum(heads) * self.head_dim
+        attention = sum(count * model._num_attention_vectors for model, count in self.attentions)
         mlp = ((self._num_mlp_matrices - 1) * self.plain_mlp_dim + self.embed_dim) * self.bias
         mlp += 2 if self.activation == "xielu" else 0
         parts = sum((kind.mixer is not None) + (kind.mlp is not None) for kind in self.kinds)
         parts = self.num_layers if self.one_norm else parts
         norms = parts * norm * (2 if self.norm_place == "both" else 1)
-        vectors = self.num_attention_layers * attention + self.count(mlp="mlp") * mlp + norms
+        vectors = attention + self.count(mlp="mlp") * mlp + norms
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
         biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
-        vectors += self.num_expert_layers * biases
-        return tables * self.embed_dim + norm + vectors + matrices
+        vectors += self.num_expert_layers * biases + self.mtp_layers * 3 * norm
+        further = self.mtp_layers * self._num_joint + self._of_further(lambda one: one.num_parameters)
+        return tables * self.embed_dim + norm + vectors + matrices + further
 
     @property
     def num_active_parameters(self) -> int:
@@ -369,7 +346,8 @@ class TransformerModel(StateKeys):
         """
         idle = (self.num_experts or 0) - (self.experts_per_token or 0)
         each = self.num_mlp_parameters + self._num_expert_biases
-        return self.num_parameters - self.num_expert_layers * idle * each
+        with_experts = self.num_expert_layers + self.mtp_layers * (self.period[-1].mlp == "experts")
+        return self.num_parameters - with_experts * idle * each
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -379,7 +357,24 @@ class TransformerModel(StateKeys):
         biases. Of X experts only the k to which a token is sent count; the shared experts and the router
         count too.
         """
-        return self._matmul_parameters(self.experts_per_token or 0) + self.vocab_size * self.embed_dim
+        own = self._matmul_parameters(self.experts_per_token or 0) + self.vocab_size * self.embed_dim
+        each = self._num_joint + self.vocab_size * self.embed_dim
+        return own + self.mtp_layers * each + self._of_further(lambda one: one.num_matmul_parameters)
+
+    @property
+    def _num_joint(self) -> int:
+        """Number of weights of the matrix that joins a token with a hidden state: 2 E^2."""
+        return 2 * self.embed_dim**2
+
+    def _of_further(self, count: Callable[[TransformerModel], int]) -> int:
+        """Return a count of the blocks that predict further tokens: each is like the last layer."""
+        if not self.mtp_layers:
+            return 0
+        last = word_of(self.period[-1]) if self.layer_pattern else ""
+        alike = {"layer_pattern": last, "num_dense_layers": 0, "mtp_layers": 0}
+        size = 1 if self.layer_pattern else len(self.period)
+        without, whole = (self.model_copy(update={**alike, "num_layers": 2 * size - n}) for n in (1, 0))
+        return self.mtp_layers * (count(whole) - count(without))
 
     @property
     def sizes(self) -> ModelSizes:
@@ -399,7 +394,11 @@ class TransformerModel(StateKeys):
                 "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
                 "embed": {"model.embed_dim": width},
                 "heads": {"model.num_heads": self.num_heads, **self.state_sizes("heads")},
-                "kv_heads": {"model.num_kv_heads": self.num_kv_heads, **self.state_sizes("kv_heads")},
+                "kv_heads": {
+                    "model.num_kv_heads": self.num_kv_heads,
+                    **({"model.global_kv_heads": heads} if (heads := self.global_kv_heads) else {}),
+                    **self.state_sizes("kv_heads"),
+                },
                 "mlp": {
                     "model.mlp_dim": self.mlp_dim,
                     **{
@@ -492,6 +491,31 @@ class TransformerModel(StateKeys):
         return self.count(mixer="attention")
 
     @property
+    def of_global_layers(self) -> TransformerModel | None:
+        """Return the model whose attention is that of layers that see all positions, if that is another."""
+        if self.global_head_dim is None:
+            return None
+        changes: dict[str, Any] = {"head_dim": self.global_head_dim, "global_head_dim": None}
+        return self.model_copy(update={**changes, "num_kv_heads": self.global_kv_heads or self.num_kv_heads})
+
+    @property
+    def attentions(self) -> tuple[tuple[TransformerModel, int], ...]:
+        """Return the models whose attention layers have, with the number of such layers."""
+        unlike = self.of_global_layers
+        if unlike is None:
+            return ((self, self.num_attention_layers),)
+        wide = sum(kind.mixer == "attention" and kind.window is None for kind in self.kinds)
+        narrow = self.model_copy(update={"global_key_is_value": False})
+        return (narrow, self.num_attention_layers - wide), (unlike, wide)
+
+    def of_kind(self, kind: LayerKind) -> tuple[TransformerModel, str | None]:
+        """Return the model whose attention a layer has, and the name of the layer's mixer among its parts."""
+        if kind.mixer != "attention" or self.global_head_dim is None:
+            return self, kind.mixer
+        is_global = kind.window is None
+        return self.attentions[is_global][0], GLOBAL_ATTENTION if is_global else kind.mixer
+
+    @property
     def _unlike(self) -> dict[str, int]:
         """Return in words the most stages of layers that are not alike; nothing if all are alike."""
         size = len(self.period)
@@ -509,14 +533,19 @@ class TransformerModel(StateKeys):
         """Return the positions that a token of a sequence sees on average over tokens and layers.
 
         Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S); none in a layer without
-        attention.
+        attention. Wider heads count by their width.
 
         >>> from ._load import load_config
         >>> load_config("llama3-8b").model.seen_positions(8192)
         4096.0
         """
-        seen = [min(kind.window or length, length) for kind in self.kinds if kind.mixer == "attention"]
-        return sum(window - window**2 / (2 * length) for window in seen) / self.num_layers
+        wider = (self.global_head_dim or self.head_dim) / self.head_dim
+        seen = [
+            (min(kind.window or length, length), wider if kind.window is None else 1.0)
+            for kind in self.kinds
+            if kind.mixer == "attention"
+        ]
+        return sum(width * (window - window**2 / (2 * length)) for window, width in seen) / self.num_layers
 
     def unrolls(
         self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
@@ -584,13 +613,32 @@ class TransformerModel(StateKeys):
         width, heads = self.embed_dim, self.num_heads
         if self.latent_rank is None:
             gate = width * heads * self.head_dim * self.attention_gate
-            return 2 * width * (heads + self.num_kv_heads) * self.head_dim + gate
+            return 2 * width * heads * self.head_dim + self.num_key_parameters + gate
         rank, turned, value = self.latent_rank, self.rotary_dim or 0, self.value_dim or self.head_dim
         query = width * heads * self.head_dim
         if self.query_rank is not None:
             query = self.query_rank * (width + heads * self.head_dim)
         keys_and_values = width * (rank + turned) + rank * heads * (self.head_dim - turned + value)
         return query + keys_and_values + heads * value * width
+
+    @property
+    def num_key_parameters(self) -> int:
+        """Number of weights of one layer's keys and values, without a latent."""
+        return (2 - self.global_key_is_value) * self.embed_dim * self.num_kv_heads * self.head_dim
+
+    @property
+    def _num_attention_vectors(self) -> int:
+        """Number of attention's parameters in one layer beside its weights."""
+        vectors = (self.latent_rank or 0) + (self.query_rank or 0)
+        vectors += self.num_heads * self.attention_sinks + self.embed_dim * self.output_bias
+        if self.bias or self.qkv_bias:
+            vectors += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        if self.bias:
+            vectors += self.embed_dim + self.attention_gate * self.num_heads * self.head_dim
+        if self.qk_norm != "none":
+            heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
+            vectors += sum(heads) * self.head_dim
+        return vectors
 
     @property
     def plain_mlp_dim(self) -> int:
@@ -610,7 +658,7 @@ class TransformerModel(StateKeys):
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
         each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
-        attention = self.num_attention_layers * self.num_attention_parameters
+        attention = sum(count * model.num_attention_parameters for model, count in self.attentions)
         return attention + self.num_dense_parameters + self.num_expert_layers * each
 
     @field_validator("head_dim", mode="before")
@@ -628,12 +676,6 @@ class TransformerModel(StateKeys):
     def _check_keys(self) -> TransformerModel:
         raise_problems(list(transformer_problems(self)))
         return self
-        return self
-
-    @property
-    def is_stretched(self) -> bool:
-        """Return whether rotary wavelengths are stretched."""
-        return self.rope_factor is not None or bool(self.rope_short_factors)
 
 
 def block_policies(remat: str) -> tuple[str, ...]:

@@ -140,6 +140,29 @@ def _window_problems(model: TransformerModel) -> Iterator[Problem]:
         yield "rope_local_theta", what, "leave rope_local_theta out"
 
 
+def _global_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield the problems with attention that is another in layers that see all positions."""
+    named = ("global_kv_heads", "global_key_is_value")
+    if model.global_head_dim is None:
+        for name in named:
+            if value := getattr(model, name):
+                yield name, f"= {value} has no effect without global_head_dim", f"leave {name} out"
+        return
+    if model.window is None:
+        what = f"= {model.global_head_dim} has no effect without window, the width of other layers' heads"
+        yield "global_head_dim", what, "leave global_head_dim out, and set head_dim"
+    if model.latent_rank is not None:
+        what = f"= {model.global_head_dim} is not run with latent_rank = {model.latent_rank}"
+        yield "global_head_dim", what, "leave one of them out"
+    if model.num_heads % (heads := model.global_kv_heads or model.num_kv_heads):
+        nearest = near_divisors(model.num_heads, heads)[0]
+        what = f"= {heads} does not divide num_heads = {model.num_heads}"
+        yield "global_kv_heads", what, f"use global_kv_heads = {nearest}"
+    for name in ("bias", "qkv_bias"):
+        if model.global_key_is_value and getattr(model, name):
+            yield name, "= true is not run with global_key_is_value", f"leave {name} out"
+
+
 def _latent_problems(model: TransformerModel) -> Iterator[Problem]:
     """Yield the problems with latent attention, whose keys need each other."""
     if model.latent_rank is None:
@@ -250,6 +273,7 @@ def _stretching_problems(model: TransformerModel) -> Iterator[Problem]:
 
 
 CHECKS = (
-    *(_layer_problems, _need_problems, _position_problems, _window_problems, _latent_problems),
-    *(_expert_problems, _unlike_problems, _shared_problems, _router_problems, state_problems),
+    *(_layer_problems, _need_problems, _position_problems, _window_problems, _global_problems),
+    *(_latent_problems, _expert_problems, _unlike_problems, _shared_problems, _router_problems),
+    state_problems,
 )

@@ -10,7 +10,7 @@ from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
 from meshwright.hlo import Executions, Frame, joined_slices, parse_program, place_of_frames, with_place
 
-from ._expert_load import load_in_words, with_load
+from ._expert_load import load_in_words
 from ._findings import findings_of
 from ._flops import executed_flops, executions_of, flop_ledger
 from ._ledger_records import Ledger
@@ -58,7 +58,6 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         read_text(folder, f"{name}.txt") for name in ("buffer-assignment", "live-range")
     )
     memory = memory_of(executions.program, assignment, live_ranges, compiled, fleet)
-    memory = with_load(memory, compiled.routing)
     unpriced = (*_counted(executed.unpriced), *_counted(unpriced_traffic))
     return Ledger(
         memory=memory,

@@ -32,16 +32,18 @@ def weights_of(config: RunConfig) -> Weights:
     if not isinstance(model, TransformerModel):
         # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
         return Weights(blocks=0, first=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
-    layers, width = model.num_attention_layers, model.embed_dim
+    width = model.embed_dim
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
-    blocks = layers * model.num_attention_parameters + model.num_dense_parameters
+    attention = sum(count * each.num_attention_parameters for each, count in model.attentions)
+    blocks = attention + model.num_dense_parameters
     first = model.num_first_layers and model.num_first_parameters + (
         model.num_first_layers * model.num_attention_parameters
     )
-    keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
+    keys = sum(count * each.num_key_parameters for each, count in model.attentions)
+    keys = 0 if model.latent_rank else keys
     norms = model.num_parameters - blocks - experts - tables
     return Weights(blocks=blocks, first=first, keys=keys, experts=experts, norms=norms, tables=tables)
 

@@ -54,7 +54,7 @@ class Suggestion:
     @property
     def arguments(self) -> str:
         """Command-line arguments of the change."""
-        parts = [f"--on {self.fleet}"] if self.fleet else []
+        parts = [Fleet.parse(self.fleet).options] if self.fleet else []
         parts += [f"--layout {self.layout}"] if self.layout else []
         return " ".join([*parts, *(f"--set {override}" for override in self.overrides)])
 
@@ -162,13 +162,18 @@ def smaller_fleets(largest: Fleet) -> list[Fleet]:
     powers = [2**power for power in range(most.bit_length())]
     sizes = sorted(size for size in {*powers, *(3 * power for power in powers)} if size < most)
     found = [_fleet_of_size(largest, size) for size in sizes]
-    chip, price = largest.chip, largest.price_per_device_hour  # a caller may have changed either
-    as_its = {"chip": chip, "price_per_device_hour": price, "reserve_bytes": largest.reserve_bytes}
-    smaller = [dataclasses.replace(each, **as_its) for each in found if each]
-    return [*smaller, largest]
+    return [*(each for each in found if each), largest]
 
 
 def _fleet_of_size(fleet: Fleet, num_devices: int) -> Fleet | None:
+    """Return a fleet of that many devices, each as those of `fleet`, which a caller may have changed."""
+    chip, price, reserve = fleet.chip, fleet.price_per_device_hour, fleet.reserve_bytes
+    named = _catalog_fleet(fleet, num_devices)
+    changed = {"chip": chip, "price_per_device_hour": price, "reserve_bytes": reserve}
+    return named and dataclasses.replace(named, **changed)
+
+
+def _catalog_fleet(fleet: Fleet, num_devices: int) -> Fleet | None:
     per_host, name = fleet.chips_per_host, f"{num_devices}x{fleet.chip.name}"
     if fleet.chip.slices is not None:
         return _slices_of_size(fleet, fleet.chip.slices, num_devices)

@@ -4,7 +4,8 @@ Kernels. Priced by work: matmuls (dots in fusions, cuBLAS calls), cuDNN attentio
 equivalent matmul. Decompositions, linear systems and Fourier transforms take at least their FLOPs at the
 peak, and at least their bytes; no rate of them is known, so that time is a lower bound and they are listed as
 unpriced. Everything else is priced by the bytes that it reads and writes, of each memory at that memory's
-rate: XLA's compiler for TPUs keeps arrays in the chip's vector memory, and its program says which. Each
+rate: XLA's compiler for TPUs keeps arrays in the chip's vector memory, and its program says which. A kernel
+that reads or writes the host's memory takes at least as long as those bytes on the host's link. Each
 operand is read once, and each result is written once. A fusion that slices a stacked array reads one slice,
 and one that updates a slice in place writes one: counting whole operands makes a scanned 7B step look 30 %
 slower. Not modelled: the arithmetic of an elementwise fusion (on a GPU its bytes take longer), the host's
@@ -58,7 +59,7 @@ def bytes_by_memory(program: Program, computation: Computation, instruction: Ins
     Memories have XLA's numbers of memory spaces (`Array.memory_space`).
     """
     moved: Counter[int] = Counter()
-    if instruction.custom_call_target == _PARTS_IN_PLACE:
+    if instruction.custom_call_target in _MOVE_NOTHING:
         return moved
     operands, arrays = computation.operand_arrays(instruction), instruction.arrays
     if instruction.opcode == "fusion":
@@ -140,7 +141,8 @@ def _written(
 
 
 HOST_SPACE = 5
-_PARTS_IN_PLACE = "ConcatBitcast"  # of a TPU: several arrays that lie one behind another are read as one
+# A TPU's reads several arrays that lie one behind another as one; a buffer is made before it is filled.
+_MOVE_NOTHING = ("ConcatBitcast", "AllocateBuffer")
 EIGHT_BITS = "fp8"
 SPLASH = "splash_mha"
 """The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
@@ -168,13 +170,11 @@ class KernelTime:
 class KernelWork:
     """Hold the work of one run of an instruction on the compute stream, the same on every machine.
 
-    `bytes_by_memory`: as the function of that name. `crossing_bytes`: those of a copy between host memory and
-    device memory. `products`: each instruction inside that multiplies and adds, with its computation and its
-    work.
+    `bytes_by_memory`: as the function of that name. `products`: each instruction inside that multiplies and
+    adds, with its computation and its work.
     """
 
     bytes_by_memory: Mapping[int, int]
-    crossing_bytes: int
     products: tuple[tuple[Computation, Instruction, MultiplyAdds], ...]
 
     @property
@@ -196,7 +196,6 @@ def kernel_work(
         moved -= _bytes_of_channels(program, instruction, continued)
     return KernelWork(
         bytes_by_memory=moved,
-        crossing_bytes=_host_transfer_bytes(computation, instruction),
         products=tuple(_works(program, computation, instruction)),
     )
 
@@ -224,7 +223,9 @@ def kernel_of(
     """
     doing = kernel_work(program, computation, instruction) if known is None else known
     vector_bytes = doing.vector_bytes if machine.is_tpu else 0
-    num_bytes = sum(doing.bytes_by_memory.values()) - vector_bytes
+    host_bytes = doing.bytes_by_memory.get(HOST_SPACE, 0) if machine.host_bytes_per_second else 0
+    host_seconds = host_bytes / (machine.host_bytes_per_second or math.inf)
+    num_bytes = sum(doing.bytes_by_memory.values()) - vector_bytes - host_bytes
     memory_seconds = num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
     vector_seconds = vector_bytes / machine.vector_bytes_per_second
     seconds_by_kind: dict[str, float] = {}
@@ -257,11 +258,11 @@ def kernel_of(
     if seconds_by_kind:
         kind = max(seconds_by_kind, key=seconds_by_kind.__getitem__)
         seconds = max(sum(seconds_by_kind.values()), vector_seconds)
-    elif doing.crossing_bytes and machine.host_bytes_per_second:
-        kind, seconds = "host-transfer", doing.crossing_bytes / machine.host_bytes_per_second
     else:
         passes = _passes(instruction) if machine.is_tpu else 1
         kind, seconds = "memory-bound", passes * max(memory_seconds, vector_seconds)
+    if host_seconds > seconds:
+        kind, seconds = "host-transfer", host_seconds
     used = min(memory_seconds, seconds)
     return KernelTime(kind=kind, seconds=seconds, flops=flops, memory_seconds=used, unpriced=tuple(unpriced))
 
@@ -438,19 +439,6 @@ def _grouped_seconds(
     sustained = machine.sustained_flops_per_second(format_name) or peak * efficiency
     written = result.num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
     return kernel.flops / (share * sustained) + (written if is_gradient else 0.0)
-
-
-def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> int:
-    """Return the bytes of a copy between host memory and device memory; 0 for any other instruction.
-
-    The array on the device's side is counted. The array on the host may hold many layers, of which the copy
-    reads or writes one.
-    """
-    if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
-        return 0
-    arrays = (*instruction.arrays, *computation.operand_arrays(instruction))
-    on_device = [array.num_bytes for array in arrays if array.memory_space != HOST_SPACE]
-    return 0 if len(on_device) == len(arrays) else max(on_device, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

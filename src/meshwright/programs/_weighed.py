@@ -172,11 +172,13 @@ def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
     assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
     folded = ("tensor", "context") if run.fold_experts == "both" else (run.fold_experts,)
     ways = math.prod(mesh.get(axis, 1) for axis in ("expert", *folded))
+    is_capped = model.capacity_factor is not None
     return Routing(
         num_experts=model.num_experts,
         num_chosen=model.experts_per_token,
-        load=min(model.expert_load, ways),
+        load=1.0 if is_capped else min(model.expert_load, ways),
         ways=ways,
+        is_capped=is_capped,
     )
 
 

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._model import CURVES as CURVES
+    from ._model import Bars as Bars
     from ._model import Document as Document
+    from ._model import Plot as Plot
     from ._model import ReportTable as ReportTable
     from ._model import TableRow as TableRow
     from ._model import Tone as Tone
     from ._model import Words as Words
+    from ._model import byte_ticks as byte_ticks
+    from ._model import colours_of as colours_of
+    from ._model import parts_of as parts_of
     from ._model import plain_rows as plain_rows
     from ._model import section as section
     from ._render import loading_plots as loading_plots

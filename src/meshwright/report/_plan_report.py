@@ -177,13 +177,17 @@ def _simplest_words(plan: Plan, best: Planned, simplest: Planned) -> str:
 
 
 def _nothing_fits(plan: Plan) -> Iterator[Words]:
-    if all(candidate.failed for candidate in plan.candidates):
+    if not plan.candidates and not plan.num_open:
+        reserve = plan.fleet.reserve_bytes
+        with_it = f", with {format_bytes(reserve)} of each device reserved" if reserve else ""
+        least = f"the least that each of {plan.num_considered:,} candidates needs is more than a device has"
+        yield Words(text=f"NOTHING FITS: {least}{with_it}", tone="bad")
+    elif all(candidate.failed for candidate in plan.candidates):
         why = "their compilations failed or were cut off: a larger --budget lets them end"
         yield Words(text=f"NONE COMPILED: {why}", tone="open")
-        return
-    yield Words(
-        text=f"NOTHING FITS of what was compiled; {plan.num_open:,} others were not tried", tone="bad"
-    )
+    else:
+        others = f"{plan.num_open:,} others were not tried"
+        yield Words(text=f"NOTHING FITS of what was compiled; {others}", tone="bad")
     for change in plan.suggestions:
         if change.fits:
             yield Words(lead="FITS WITH: ", text=f"{change.arguments}: {change.effect}")

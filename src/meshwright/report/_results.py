@@ -55,7 +55,10 @@ PAGES = {
 
 @runtime_checkable
 class MakesDocument(Protocol):
-    """A result of a room outside the core, which makes its own report."""
+    """A result of a room outside the core, which makes its own report.
+
+    Its page is made by `page_document`, if it has that too.
+    """
 
     def document(self) -> Document:
         """Return its report."""
@@ -94,6 +97,8 @@ def text_of(result: object) -> str:
 
 def page_of(result: object) -> str:
     """Return a result as one HTML page."""
+    if isinstance(result, MakesDocument):
+        return page(getattr(result, "page_document", result.document)())
     kind = type(result).__name__
     is_refused = isinstance(result, Weighing) and result.refusal is not None
     is_made = kind in PAGES and not is_refused

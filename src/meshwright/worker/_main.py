@@ -281,8 +281,12 @@ def _lowered(
 ) -> tuple[Any, Any]:
     """Return the step traced, and lowered for the request's platform."""
     if request.function is None:
+        from ._host_memory import name_memories
+
         traced = step.trace(*arguments)
-        return traced, traced.lower(lowering_platforms=(request.platform,))
+        lowered = traced.lower(lowering_platforms=(request.platform,))
+        name_memories(request, traced, lowered)
+        return traced, lowered
     from ._deviceless import devices_of_kind
     from ._foreign import lower_foreign
 
@@ -459,6 +463,8 @@ def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> t
     import jax
     import numpy as np
 
+    from ._host_memory import is_on_host
+
     names = traced.jaxpr.jaxpr.debug_info.arg_names
     leaves = jax.tree.leaves(arguments)
     assert len(names) == len(leaves), f"{len(names)} argument names for {len(leaves)} arrays"
@@ -475,7 +481,7 @@ def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> t
                 dtype=str(dtype),
                 device_bytes=int(np.prod(shard)) * dtype.itemsize,
                 replicated=shard == shape,
-                host=_on_host(str(name), tuple(shape), request),
+                host=is_on_host(str(name), tuple(shape), request),
                 moment=_moment(str(name)),
                 axes=_axes(sharding, request),
             )
@@ -497,26 +503,6 @@ def _role(path: str) -> str:
     if top == "batch":
         return "batch"
     return ROLES.get(rest.split("]")[0].strip("'"), "step")
-
-
-def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
-    """Return True if a step of ours keeps an argument in host memory.
-
-    Its sharding does not show this, because described devices list no memories. A CPU's device memory is the
-    host's memory.
-    """
-    offload = (request.config or {}).get("offload", "none")
-    if offload == "none":
-        return False
-    from meshwright.config import OFFLOADED, holds_layers
-
-    offloaded = OFFLOADED[offload]
-    parts = ("state['optimizer']", "state['master']") if "moments" in offloaded else ()
-    group = re.match(r"state\['parameters'\]\['(\w+)'\]", path)
-    waits = path.startswith(parts) or (
-        "parameters" in offloaded and group is not None and holds_layers(group[1])
-    )
-    return request.platform != "cpu" and bool(shape) and waits
 
 
 def _moment(path: str) -> str:

@@ -51,6 +51,24 @@ def renamed_product(weights, rows):
     return jnp.tanh(hidden)
 
 
+def with_dead_code(w, x):
+    unused = jnp.sin(x) @ w
+    assert unused.shape == x.shape
+    return jnp.tanh(x @ w)
+
+
+def through_a_helper(w, x):
+    def multiplied(w, x):
+        """Return a product, inside of another function."""
+        return x @ w
+
+    return jnp.tanh(multiplied(w, x))
+
+
+def in_einsum(w, x):
+    return jnp.tanh(jnp.einsum("bi,io->bo", x, w))
+
+
 def product_in_fp32(w, x):
     return jnp.tanh(x.astype(jnp.float32) @ w.astype(jnp.float32)).astype(jnp.bfloat16)
 
@@ -72,6 +90,11 @@ def weighed(name):
         "checkpoint": (again, {}),
         "renamed": (renamed_product, {}),
         "logged": (product, {"metric": True}),
+        "dead code": (with_dead_code, {}),
+        "a helper": (through_a_helper, {}),
+        "einsum": (in_einsum, {}),
+        "a lambda": (lambda w, x: jnp.tanh(x @ w), {}),
+        "a scope": (jax.named_scope("layer")(product), {}),
         "fp32": (product_in_fp32, {}),
         "replicated": (product, {"pin": (None, None)}),
         "twice": (product, {"reduced": summed_twice}),
@@ -140,7 +163,9 @@ def test_a_second_sum_over_the_devices_is_named_with_its_line():
     assert any(abs(int(place.rpartition(":")[2]) - int(line)) <= 1 for place in places)
 
 
-@pytest.mark.parametrize("harmless", ["renamed", "logged"])
+@pytest.mark.parametrize(
+    "harmless", ["renamed", "logged", "dead code", "a helper", "einsum", "a lambda", "a scope"]
+)
 def test_a_harmless_change_is_silent(harmless):
     made = difference("plain", harmless)
     assert made.is_nothing
@@ -215,3 +240,11 @@ def test_a_fuller_program_that_was_refused_says_so():
     made = difference_of(figures_of(tree, "before"), figures_of(refused, "after"))
     assert made.line == "after does not fit: the compiler refused it (needs 200 GiB of 79)"
     assert not made.is_nothing
+
+
+def test_the_page_shows_both_curves_and_both_steps():
+    page = difference("checkpoint", "plain").to_html()
+    assert page.count("<svg") >= 1
+    assert "Memory through the step" in page
+    assert "Time of a step" in page
+    assert "Memory through the step" not in difference("plain", "plain").to_html()

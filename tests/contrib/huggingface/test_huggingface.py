@@ -1,5 +1,6 @@
 """Models of `transformers` and ours agree: parameters, logits, loss and gradients, with weights both ways."""
 
+import collections
 import json
 
 import jax
@@ -130,6 +131,18 @@ HUNYUAN = {
 }
 IN_FOURS = {"num_hidden_layers": 6, "sliding_window": 9}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GEMMA4 = {
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+}
 GPT_OSS = {
     **GROUPED,
     **IDS,
@@ -162,6 +175,11 @@ CASES = {
     "gemma2": ("Gemma2Config", GEMMA2),
     "gemma3": ("Gemma3TextConfig", GEMMA3),
     "gemma3, stretched": ("Gemma3TextConfig", {**GEMMA3, "rope_parameters": FAR_AND_NEAR}),
+    "gemma4": ("Gemma4TextConfig", GEMMA4),
+    "gemma4, keys and values apart": (
+        "Gemma4TextConfig",
+        {**GEMMA4, "attention_k_eq_v": False, "num_hidden_layers": 6, "layer_types": None},
+    ),
     "deepseek-v2": ("DeepseekV2Config", {**DEEPSEEK, "topk_method": "group_limited_greedy", **IN_GROUPS}),
     "deepseek-v2, lite": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": YARN}),
     "deepseek-v3": ("DeepseekV3Config", {**DEEPSEEK, **IN_GROUPS, "rope_parameters": YARN}),
@@ -238,7 +256,15 @@ WIDE = {
     *("llama, heads of their own size", "mistral", "qwen2, windows in turn", "qwen3 with experts", "gemma"),
     *("olmoe", "olmo3", "ernie", "glm4 with experts", "phi3", "gpt-neox, serial"),
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
-    *("gpt-oss, an odd number of layers", "ministral", "seed-oss", "glm", "gemma3", "deepseek-v2, lite"),
+    *(
+        "gemma4, keys and values apart",
+        "gpt-oss, an odd number of layers",
+        "ministral",
+        "seed-oss",
+        "glm",
+        "gemma3",
+        "deepseek-v2, lite",
+    ),
 }
 
 
@@ -260,6 +286,8 @@ def theirs(request, tmp_path_factory):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zero at first, and no gradient changes it
                 buffer.copy_(torch.randn_like(buffer) * 0.2)
+            if name.endswith("layer_scalar"):  # one at first
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
     folder = tmp_path_factory.mktemp("huggingface")
     model.save_pretrained(folder)
     return model, folder
@@ -364,11 +392,14 @@ def test_each_device_of_a_run_begins_with_its_part_of_the_weights(theirs, ours, 
     run = load_config(str(theirs[1]), {"model.unroll": "unroll" in layout, "batch.sequences": 4})
     abstract = build_step(run, mesh(**axes)).state["parameters"]
     begun = FirstWeights(theirs[1], run).parameters(abstract)
-    parameters = ours[3]
+    parameters, rows = ours[3], collections.Counter()
     for path, leaf in jax.tree_util.tree_flatten_with_path(begun)[0]:
         keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
         layer = keys.pop(1) if isinstance(keys[1:2] and keys[1], int) else None
-        expected = parameters[tuple(keys)] if layer is None else parameters[tuple(keys)][layer]
+        expected = parameters[tuple(keys)]
+        if layer is not None:  # in the stack of the layers that have such a part
+            row, rows[tuple(keys)] = rows[tuple(keys)], rows[tuple(keys)] + 1
+            expected = expected[row]
         np.testing.assert_array_equal(np.asarray(leaf), expected.astype(np.float32))
     shardings = jax.tree.map(lambda a, b: a.sharding == b.sharding, begun, abstract)
     assert jax.tree.all(shardings)

@@ -56,6 +56,16 @@ CASES = {  # family, sizes, overrides
     ),
     "starcoder2, without a gate": ("Starcoder2Config", {**SIZES, **IDS, "num_key_value_heads": 2}, (EVERY,)),
     "gpt-neox, fused by head": ("GPTNeoXConfig", SIZES, (EVERY,)),
+    "gemma4, attention": (
+        "Gemma4TextConfig",
+        {
+            **{**SIZES, **IDS, "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16},
+            **{"global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+            **{"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 7},
+            "hidden_size_per_layer_input": 0,
+        },
+        (EVERY,),
+    ),
     "gpt-oss, attention": (
         "GptOssConfig",
         {**SIZES, **IDS, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4},
@@ -65,7 +75,13 @@ CASES = {  # family, sizes, overrides
 }
 
 
-WIDE = ("gpt-oss, attention", "gpt-neox, fused by head", "glm4, fused gate and up", "gpt2, inputs first")
+WIDE = (
+    "gpt-oss, attention",
+    "gemma4, attention",
+    "gpt-neox, fused by head",
+    "glm4, fused gate and up",
+    "gpt2, inputs first",
+)
 LONG = ("qwen2, queries and values", "starcoder2, without a gate", "phi3, fused products")
 MARKS = {name: mark for mark, names in ((pytest.mark.wide, WIDE), (pytest.mark.long, LONG)) for name in names}
 

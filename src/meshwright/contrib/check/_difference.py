@@ -100,6 +100,12 @@ class Difference(Reportable):
 
         return difference_document(self)
 
+    def page_document(self) -> Document:
+        """Return its report with pictures."""
+        from ._difference_report import difference_page
+
+        return difference_page(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `diff --json` prints."""
         return {

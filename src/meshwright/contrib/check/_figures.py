@@ -23,11 +23,18 @@ ROUNDING = 1e-9  # of a sum of seconds
 
 
 @dataclass(frozen=True, slots=True)
+class _Timeline:
+    instants: list[int]
+    by_category: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Memory:
     reserved_bytes: int
     by_category: dict[str, int]
     allowance: dict[str, int] = field(default_factory=dict[str, int])
     usable_bytes: int | None = None
+    timeline: _Timeline | None = None
     buffers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
@@ -104,7 +111,8 @@ class Figures:
     `traffic`: the wire bytes of a device and step by kind, axes and link; `messages`: how many;
     `traffic_by_place`: its bytes by place.
     `seconds`: what a step takes that nothing hides, by class; empty where no time is predicted.
-    `settings`: whatever may be the cause, by its name.
+    `settings`: whatever may be the cause, by its name. `curve`: the bytes that live on a device through the
+    step: shares of its schedule, each with the bytes.
     """
 
     label: str
@@ -124,6 +132,7 @@ class Figures:
     seconds: dict[str, float]
     step_seconds: float | None
     settings: dict[str, str]
+    curve: tuple[tuple[float, int], ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -199,6 +208,7 @@ def _figures(record: _Record, label: str) -> Figures:
         seconds=_seconds(record.prediction),
         step_seconds=None if record.prediction is None else record.prediction.step_seconds.expected,
         settings=_settings(record),
+        curve=() if ledger is None else _curve(ledger.memory.timeline),
     )
 
 
@@ -214,6 +224,15 @@ def _memory(ledger: _Ledger | None) -> tuple[dict[str, int], dict[Place, int]]:
     if by_place and (idle := ledger.memory.reserved_bytes - by_place.total()):
         by_place["", IDLE, ""] += idle
     return dict(by_category), dict(by_place)
+
+
+def _curve(timeline: _Timeline | None) -> tuple[tuple[float, int], ...]:
+    """Return the bytes that live at each instant, by its share of the schedule; nothing if unknown."""
+    if timeline is None or len(timeline.instants) < 2 or timeline.instants[-1] <= 0:
+        return ()
+    columns = zip(*timeline.by_category.values(), strict=False)
+    last = timeline.instants[-1]
+    return tuple((at / last, sum(sizes)) for at, sizes in zip(timeline.instants, columns, strict=False))
 
 
 def _traffic(ledger: _Ledger | None) -> dict[str, dict[Any, int]]:

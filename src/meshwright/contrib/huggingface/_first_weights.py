@@ -16,13 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import (
-    RunConfig,
-    TransformerModel,
-    family_of,
-    holds_layers,
-    reads_text_alone,
-)
+from meshwright.config import RunConfig, TransformerModel, family_of, holds_layers, reads_text_alone
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
@@ -97,6 +91,11 @@ class FirstWeights:
             raise InputError(
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
+            )
+        if config.model.mtp_layers:
+            raise InputError(
+                f"weights of model.mtp_layers = {config.model.mtp_layers} are not read from {folder}",
+                hint="leave mtp_layers out, as transformers does, or begin with random weights",
             )
         if (quantised := file.get("quantization_config")) is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised

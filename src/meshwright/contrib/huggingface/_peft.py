@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.config import LoraConfig, RunConfig, TransformerModel, huggingface_of_model
+from meshwright.config import GLOBAL_ATTENTION, LoraConfig, RunConfig, TransformerModel, huggingface_of_model
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Found, StoredArray
 
@@ -137,6 +137,8 @@ def _arrays(
 
 def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
     """Return the output dims of a product, with heads as a dim of their own."""
+    if path[1] == GLOBAL_ATTENTION:
+        (_, (model, _)) = model.attentions
     return {
         "query": (model.num_heads, model.head_dim),
         "key": (model.num_kv_heads, model.head_dim),

@@ -25,10 +25,7 @@ def stacks(parameters: Tree) -> Tree:
 
 
 def in_space(parameters: Tree, space: Any) -> Tree:
-    """Return parameters with stacked layers copied to the hosts' memory or to the devices.
-
-    Described devices list no memories, so the compiler has to read there where an argument lies.
-    """
+    """Return parameters with stacked layers copied to the hosts' memory or to the devices."""
     return {**parameters, **jax.tree.map(lambda x: jax.device_put(x, space), stacks(parameters))}
 
 

@@ -62,11 +62,14 @@ def _frequencies(config: TransformerModel, length: int, is_plain: bool) -> Float
     of the one that stays (Llama 3.1, `apply_scaling` in https://github.com/meta-llama/llama-models).
     """
     assert config.rope_theta is not None, "positions are rotary"
-    half = rotated_dim(config) // 2
+    is_proportional = config.rope_stretching == "proportional"
+    half = (config.head_dim if is_proportional else rotated_dim(config)) // 2
     exponents = -jnp.arange(half, dtype=jnp.float32) / half
     if is_plain and config.rope_local_theta is not None:
         return config.rope_local_theta**exponents
     frequency = config.rope_theta**exponents
+    if is_proportional:
+        return jnp.where(jnp.arange(half) < int(config.rotary_share * config.head_dim // 2), frequency, 0.0)
     if config.rope_short_factors:
         is_long = length > (config.rope_original_positions or 0)
         return frequency / jnp.asarray(config.rope_long_factors if is_long else config.rope_short_factors)

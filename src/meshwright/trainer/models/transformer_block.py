@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
-from meshwright.config import LayerKind, TransformerModel
+from meshwright.config import GLOBAL_ATTENTION, LayerKind, TransformerModel
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
@@ -52,6 +52,7 @@ NAMES = {
     ("mlp", "down"): "mlp_out",
 }
 NAMES |= {("shared", name): NAMES["mlp", name] for name in ("up", "gate", "down")}
+NAMES |= {(GLOBAL_ATTENTION, name): of for (group, name), of in NAMES.items() if group == "attention"}
 """The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
 
 
@@ -59,14 +60,14 @@ class Block:
     """One kind of layer of a Transformer: what it declares, and what it computes."""
 
     def __init__(self, config: TransformerModel, kind: LayerKind) -> None:
-        self.config, self.kind = config, kind
+        (self.config, self._mixer), self.kind = config.of_kind(kind), kind
         self.declared = self._parameters()
         self._dims = {
             (group, name): parameter.dims
             for group, parameters in self.declared.items()
             for name, parameter in parameters.items()
         }
-        named = {name for group, name in self._dims if group in ("attention", "mlp", "shared")}
+        named = {name for group, name in self._dims if group in (self._mixer, "mlp", "shared")}
         self._second = frozenset([name for name in PRODUCTS if name in named][1::2])
 
     def _parameters(self) -> dict[str, dict[str, Parameter]]:
@@ -76,7 +77,10 @@ class Block:
         names = [f"{group}_{place}" for group in normed for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
         if kind.mixer == "attention":
-            declared["attention"] = self._attention_parameters()
+            declared[self._attention] = self._attention_parameters()
+        if c.layer_factor:
+            factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
+            declared["layer"] = {"factor": factor}
         if kind.mlp == "mlp":
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
             declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
@@ -105,6 +109,8 @@ class Block:
             "value": ("embed", "kv_heads", "head_dim"),
             "output": ("heads", "head_dim", "embed"),
         }
+        if c.global_key_is_value:
+            del matrices["value"]
         if c.attention_gate:
             matrices["output_gate"] = matrices["query"]
         declared: dict[str, Parameter] = {}
@@ -138,7 +144,7 @@ class Block:
         c, entered, balance = self.config, x, None
         if self.kind.mixer == "attention":
             with jax.named_scope("attention_block"):
-                out, layer = self._attention(x, layer, context, documents)
+                out, layer = self._attended(x, layer, context, documents)
                 out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
                 x = checkpoint_name(x, AFTER_ATTENTION)
@@ -149,9 +155,22 @@ class Block:
                 out = self._normed_after(out, layer, "mlp_out_norm", context)
                 out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
-        return x, balance
+        return self._scaled(x, layer, context), balance
 
-    def _attention(
+    @property
+    def _attention(self) -> str:
+        """The name of attention's parameters among the layer's parts."""
+        assert self._mixer is not None, "the layer has no mixer"
+        return self._mixer
+
+    def _scaled(self, x: Array, layer: Tree, context: Context) -> Array:
+        """Multiply a layer's output by its own number, which has no gradient; there may be none."""
+        if not self.config.layer_factor:
+            return x
+        factor = context.gather(jax.lax.stop_gradient(layer["layer"]["factor"]), "one", wide=True)
+        return (x * factor[None, None]).astype(x.dtype)
+
+    def _attended(
         self, x: Array, layer: Tree, context: Context, documents: Documents | None
     ) -> tuple[Array, Tree]:
         """Return what attention adds to the residual `x`, and the layer to use after it."""
@@ -160,14 +179,15 @@ class Block:
         query, key, value = self._projections(h, layer, context, documents)
         if (factor := score_factor(c)) != 1:
             query = query * jnp.asarray(factor, query.dtype)
-        sinks = context.gather(layer["attention"]["sinks"], "heads", wide=True) if c.attention_sinks else None
+        held = layer[self._attention]
+        sinks = context.gather(held["sinks"], "heads", wide=True) if c.attention_sinks else None
         out = causal_attention(query, key, value, context, documents, shape, sinks)
         if c.attention_gate:
-            out = out * jax.nn.sigmoid(self._project(h, layer, "attention", "output_gate", context))
-        y = self._multiplied(out, layer, "attention", "output", context)
+            out = out * jax.nn.sigmoid(self._project(h, layer, self._attention, "output_gate", context))
+        y = self._multiplied(out, layer, self._attention, "output", context)
         for group in ("mlp", "shared"):
             y, layer = delay_weight_grads(y, layer, group, ("down",), context)
-        out = self._placed(y, out, layer, "attention", "output", context)
+        out = self._placed(y, out, layer, self._attention, "output", context)
         return self._normed_after(out, layer, "attention_out_norm", context), layer
 
     def _mlps(self, h: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
@@ -189,7 +209,7 @@ class Block:
         if name not in layer:
             return x, layer
         split = normed(x, layer[name], self.config, context, splits=True)
-        for each in (group, "shared") if group == "mlp" else (group,):
+        for each in (group, "shared") if group == "mlp" else (self._attention,):
             split, layer = delay_weight_grads(split, layer, each, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
@@ -199,16 +219,21 @@ class Block:
         """Return query, key and value of one layer, with norms and positions applied to the first two."""
         c = self.config
         is_turned = c.rope_theta is not None and self.kind.has_positions
-        places = places_of(h.shape[1], context, documents) if is_turned else None
+        has_places = is_turned or c.position_growth
+        places = places_of(h.shape[1], context, documents) if has_places else None
 
         def project(x: Array, name: str) -> Array:
-            return self._project(x, layer, "attention", name, context)
+            return self._project(x, layer, self._attention, name, context)
 
         if c.latent_rank is not None:
             from .latent_attention import latent_projections
 
-            return latent_projections(h, layer["attention"], project, places, c, context)
-        query, key, value = (project(h, name) for name in ("query", "key", "value"))
+            return latent_projections(h, layer[self._attention], project, places, c, context)
+        query, key = (project(h, name) for name in ("query", "key"))
+        value = key if c.global_key_is_value else project(h, "value")
+        if c.value_norm:
+            ones = jnp.ones(value.shape[-1], jnp.float32)
+            value = normalised(value, ones, None, False, c.norm_epsilon, value.dtype)
 
         def head_normed(query: Array, key: Array) -> tuple[Array, Array]:
             named = (query, "query"), (key, "key")
@@ -279,7 +304,7 @@ class Block:
             if f"{name}_bias" in layer[group]:
                 y = y + for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
-            normed_after = f"{'mlp' if group == 'shared' else group}_out_norm" in layer
+            normed_after = f"{'mlp' if group in ('mlp', 'shared') else 'attention'}_out_norm" in layer
             is_read = outputs != ("embed",) or normed_after
             named = SECOND_PRODUCT if name in self._second else PRODUCT
             y = checkpoint_name(y, NAMES[group, name])
@@ -305,8 +330,8 @@ class Block:
 
         Over the numbers of each head, or of all heads together.
         """
-        dims = self.declared["attention"][f"{name}_norm"].dims
-        scale = context.gather(layer["attention"][f"{name}_norm"], *dims, wide=True).reshape(-1)
+        dims = self.declared[self._attention][f"{name}_norm"].dims
+        scale = context.gather(layer[self._attention][f"{name}_norm"], *dims, wide=True).reshape(-1)
         rows = x.reshape(*x.shape[:2], -1, scale.size)
         return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 

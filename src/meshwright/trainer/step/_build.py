@@ -10,7 +10,7 @@ format. Gradients and moments exist for `parameters`. `whole_parameters` puts bo
 
 Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
 and back after it, so its bytes cross the host's link twice per step. So may stacked layers (`host_layers`): a
-pass fetches each layer, and the update copies all of them as it does moments.
+pass fetches each layer, and the update copies them as it does moments, one layer after another (`_update`).
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
 sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
 both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
@@ -66,11 +66,11 @@ from . import _state_formats as _formats
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
+from ._update import Change, Scalars, Update, on_host
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
 KEPT = ("parameters", "master", "optimizer", "model_state")  # what a step changes, and keeps if it went wrong
-ON_HOST = ("optimizer", "master")  # what `offload = "optimizer"` keeps there
 _Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # arguments: state and batch
 
 
@@ -113,14 +113,13 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     moments = _formats.formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
     holds, split = config.waits("parameters"), partial(_split, config)
-    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": _on_host(config)}
+    placed = {"frozen": frozen, "zero1": config.zero1, "on_host": on_host(config)}
     state, batch = abstract_state(init, declared, mesh, **placed), abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
     used = tables.declared(declared)
     shardings = tables.shardings(_by_dims(used, mesh, config.zero1))  # of gradients, while a step computes
-    formats = grads.sum_formats(used, config.gradient_sum)
-    pipeline = None
+    formats, pipeline = grads.sum_formats(used, config.gradient_sum), None
     if mesh.shape.get("stage", 1) > 1:
         from ._pipeline import pipeline_of
 
@@ -156,7 +155,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
     results = (state_shardings, replicated)
-    step = _step(config, optimizer, moments, gradients, _by_dims(declared, mesh, config.zero1))
+    update = Update(config, declared, mesh, optimizer, moments)
+    step = _step(update, gradients, _by_dims(declared, mesh, config.zero1))
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
         step=jax.jit(step, donate_argnums=0, in_shardings=arguments, out_shardings=results),
@@ -350,20 +350,13 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
     return context_of
 
 
-def _step(
-    config: RunConfig,
-    optimizer: Any,
-    formats: _formats.MomentFormats,
-    gradients: _Gradients,
-    shardings: Tree,
-) -> Any:
+def _step(update: Update, gradients: _Gradients, shardings: Tree) -> Any:
     """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
-    rate, on_host = schedule_of(config), _on_host(config)
+    config, rate = update.config, schedule_of(update.config)
     bias_rate = getattr(config.model, "router_bias_rate", 0.0)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         old = {name: state[name] for name in KEPT if name in state}
-        old |= _moved_parts(old, on_host, jax.memory.Space.Device)
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
@@ -375,24 +368,9 @@ def _step(
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
-            wide = _formats.widened(_formats.with_master(old["parameters"], old.get("master")))
-            updates, moments = optimizer.update(gradient, formats.widened(old["optimizer"]), wide)
-            updates = jax.tree.map(lambda u: learning_rate * u, updates)
-            parameters = optax.apply_updates(wide, updates)
-            if bias_rate:
-                from ._balance import with_moved_bias
-
-                parameters = with_moved_bias(parameters, wide, excess, bias_rate)
-            if config.state.moments == "8bit":
-                moments = formats.narrowed(moments)
-            new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
-            if "master" in old:
-                new |= _formats.split_master(old["parameters"], parameters)
-            if config.state.rounds:
-                key = jax.random.fold_in(step_key(state), _formats.OF_ROUNDING)
-                new = _formats.rounded_as(old, new, config.state, key)
-            new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
-            new |= _moved_parts(new, on_host, jax.memory.Space.Host)
+            change = Change(gradient, excess, outcome.state)
+            key = step_key(state) if config.state.rounds else None
+            new, norm = update(old, change, Scalars(learning_rate, applied, key), norm)
         metrics = {
             "loss": value,
             "gradient_norm": norm,
@@ -419,32 +397,13 @@ def _inspect(gradients: _Gradients, holds: bool) -> Any:
         value, _, gradient = gradients(state, batch)
         parameters = state["parameters"]
         if holds:
-            parameters = _moved_parts({"parameters": parameters}, ("parameters",), jax.memory.Space.Device)
-            parameters = parameters["parameters"]
+            from meshwright.trainer.models.host_layers import in_space
+
+            parameters = in_space(parameters, jax.memory.Space.Device)
         inspected = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
         return jax.tree.map(lambda x: jnp.sum(~jnp.isfinite(x)), inspected)  # integers are always finite
 
     return inspect
-
-
-def _on_host(config: RunConfig) -> tuple[str, ...]:
-    """Return the parts of the state that wait in host memory; of parameters, only stacked layers."""
-    return (*(ON_HOST * config.waits("moments")), *(("parameters",) * config.waits("parameters")))
-
-
-def _moved_parts(state: Tree, on_host: tuple[str, ...], space: Any) -> Tree:
-    """Copy the parts `on_host` of a state, those that it has, between host memory and the devices."""
-    copies: dict[str, Any] = {}
-    if "parameters" in on_host:
-        from meshwright.trainer.models.host_layers import in_space
-
-        copies = {"parameters": in_space}
-    return {name: copies.get(name, moved)(state[name], space) for name in on_host if name in state}
-
-
-def moved(optimizer: Tree, space: Any) -> Tree:
-    """Copy moments between host memory and the devices, within a step; counts (scalars) stay."""
-    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, optimizer)
 
 
 def whole_over_replicas(
@@ -486,8 +445,7 @@ def abstract_state(
     `declared` and `frozen` are the declarations of trained and of frozen parameters.
 
     The parts `on_host` are in the memory of their device's host; of parameters, stacked layers. Described
-    devices, which are not present, list no memories and ignore the memory kind. There the placement follows
-    from `moved` within the step and from the donation of the state.
+    devices, which are not present, list no memories and ignore the memory kind: there the worker names it.
     """
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     replicated = NamedSharding(mesh, PartitionSpec())

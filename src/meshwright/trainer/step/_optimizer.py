@@ -49,19 +49,21 @@ def schedule_of(config: sections.RunConfig) -> optax.Schedule:
 
 
 def optimizer_of(
-    config: sections.RunConfig, declared: Tree, mesh: Mesh | None = None
+    config: sections.RunConfig, declared: Tree, mesh: Mesh | None = None, *, clips: bool = True
 ) -> optax.GradientTransformation:
     """Return the optimizer of `config` for a learning rate of 1; the step multiplies by the actual rate.
 
     `declared` is the model's tree of parameter declarations. By default weight decay applies to matrices and
     tables, not to norms and biases; `weight_decay_on` may extend it to all parameters. `mesh`: of the step;
-    without it nothing is split over devices.
+    without it nothing is split over devices. `clips`: not if the gradient has been clipped before.
     """
     chosen = config.optimizer
     decays_all = chosen.weight_decay_on == "all"
     update = chosen.update(_Declared(declared, mesh, decays_all=decays_all, zero1=config.zero1))
     clip = chosen.clip_norm
-    return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
+    if clip is None:
+        return update
+    return optax.chain(optax.clip_by_global_norm(clip) if clips else optax.identity(), update)
 
 
 class _Declared:

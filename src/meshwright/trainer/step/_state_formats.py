@@ -7,6 +7,7 @@ random number of 16 bits is added to them, and they are cut off: the carry round
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,11 @@ class MomentFormats:
     def narrowed(self, state: Tree) -> Tree:
         """Return an optimizer's new state in the formats in which it is kept, rounded to nearest."""
         return jax.tree.map(lambda kept, x: kept.narrow(x), self.kept, state)
+
+    def only(self, is_own: Callable[[tuple[Any, ...]], bool]) -> MomentFormats:
+        """Return the formats of those arrays whose paths are of some kind; the others stay as they are."""
+        pick = lambda path, kept: kept if is_own(path) else _Kept()  # noqa: E731
+        return MomentFormats(kept=jax.tree_util.tree_map_with_path(pick, self.kept))
 
     def widened(self, state: Tree) -> Tree:
         """Return a state as the optimizer reads it: moments in float32."""
