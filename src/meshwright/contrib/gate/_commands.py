@@ -15,58 +15,66 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+JobArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JOB",
+        help="An sbatch script, a Kubernetes Job or JobSet, a SkyPilot task; or a recipe: torchtitan, "
+        "axolotl, LLaMA-Factory, TrainingArguments, Megatron-LM's arguments.",
+        show_default=False,
+    ),
+]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="FLEET", help="8xH100; or H100, with the job's counts.", show_default="the job's"
+    ),
+]
+CostOption = Annotated[float | None, typer.Option("--max-cost", help="Refuse what costs more.")]
+DaysOption = Annotated[float | None, typer.Option("--max-days", help="Refuse what takes longer.")]
+WarnOption = Annotated[bool, typer.Option("--warn", help="Say why it is refused, and exit with status 0.")]
+ProgramOption = Annotated[
+    str | None,
+    typer.Option(
+        "--program", metavar="WORDS", help='What it trains, as weigh takes it: "llama3-8b --layout fsdp=8".'
+    ),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="ID", help="The model, in place of the recipe's.")
+]
+IgnoreOption = Annotated[
+    list[str] | None, typer.Option("--ignore", metavar="KEY", help="Weigh without this key. Repeatable.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one of our keys. Repeatable."),
+]
+TokensOption = Annotated[
+    str | None, typer.Option("--tokens", metavar="COUNT", help="Tokens of the whole run, 15M.")
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option("--price", metavar="PRICE", help="Price of a device-hour.", show_default="the list price"),
+]
+SbatchOption = Annotated[
+    str | None,
+    typer.Option("--sbatch-options", metavar="JSON", help="What sbatch was given beside the script."),
+]
+
+
 def gate(
-    job: Annotated[
-        Path,
-        typer.Argument(
-            metavar="JOB",
-            help="An sbatch script, a Kubernetes Job or JobSet, a SkyPilot task; or a recipe: torchtitan, "
-            "axolotl, LLaMA-Factory, TrainingArguments, Megatron-LM's arguments.",
-            show_default=False,
-        ),
-    ],
-    on: Annotated[
-        str | None,
-        typer.Option(
-            "--on", metavar="FLEET", help="8xH100; or H100, with the job's counts.", show_default="the job's"
-        ),
-    ] = None,
-    max_cost: Annotated[float | None, typer.Option("--max-cost", help="Refuse what costs more.")] = None,
-    max_days: Annotated[float | None, typer.Option("--max-days", help="Refuse what takes longer.")] = None,
-    warn: Annotated[
-        bool, typer.Option("--warn", help="Say why it is refused, and exit with status 0.")
-    ] = False,
-    program: Annotated[
-        str | None,
-        typer.Option(
-            "--program",
-            metavar="WORDS",
-            help='What it trains, as weigh takes it: "llama3-8b --layout fsdp=8".',
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="ID", help="The model, in place of the recipe's.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="KEY", help="Weigh without this key. Repeatable.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one of our keys. Repeatable."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="COUNT", help="Tokens of the whole run, 15M.")
-    ] = None,
-    price: Annotated[
-        str | None,
-        typer.Option(
-            "--price", metavar="PRICE", help="Price of a device-hour.", show_default="the list price"
-        ),
-    ] = None,
-    options: Annotated[
-        str | None,
-        typer.Option("--sbatch-options", metavar="JSON", help="What sbatch was given beside the script."),
-    ] = None,
+    job: JobArgument,
+    on: OnOption = None,
+    max_cost: CostOption = None,
+    max_days: DaysOption = None,
+    warn: WarnOption = False,
+    program: ProgramOption = None,
+    model: ModelOption = None,
+    ignore: IgnoreOption = None,
+    overrides: SetOption = None,
+    tokens: TokensOption = None,
+    price: PriceOption = None,
+    options: SbatchOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Weigh a job before a launch: status 0 it may go, 3 it is refused, 2 it could not be read."""
