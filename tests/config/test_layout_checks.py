@@ -150,7 +150,7 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "bytes-moe",
             "expert=4,fsdp=4",
             "batch.sequences = 8 does not divide over data*fsdp*expert = 16",
-            "context=4 in place of expert, with fold_experts = 'context' and zero1",
+            "--layout expert=2,context=2,fsdp=4 --set fold_experts=context --set zero1=true",
         ),
         (
             "deepseek-v2-lite",
@@ -425,6 +425,15 @@ def test_experts_over_several_axes_divide_over_all_of_them():
 def test_experts_that_cannot_be_folded_are_refused(preset, changes, message):
     with pytest.raises(InputError, match=message):
         load_config(preset, changes)
+
+
+def test_pieces_of_a_sequence_hold_what_a_convolution_reads_before_the_next_one():
+    config = load_config("bytes-nano")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"conv_width": 66})})
+    config = config.model_copy(update={"batch": config.batch.model_copy(update={"sequence_length": 256})})
+    with pytest.raises(InputError, match=r"two pieces of 64, and model\.conv_width = 66 reads 65") as caught:
+        check_layout(config, Layout.parse("context=2"))
+    assert "use batch.sequence_length = 260 or more" in str(caught.value.hint)
 
 
 def test_modules_for_further_tokens_have_neither_stages_nor_adapters():

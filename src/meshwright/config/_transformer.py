@@ -330,6 +330,8 @@ class TransformerModel(RopeKeys):
         parts = self.num_layers if self.one_norm else parts
         norms = parts * norm * (2 if self.norm_place == "both" else 1)
         vectors = attention + self.count(mlp="mlp") * mlp + norms
+        vectors += self.count(mixer="delta") * (self.num_delta_parameters - self.num_delta_matrix_parameters)
+        vectors += self.count(mixer="mamba") * (self.num_mamba_parameters - self.num_mamba_matrix_parameters)
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
         biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
@@ -547,6 +549,13 @@ class TransformerModel(RopeKeys):
         ]
         return sum(width * (window - window**2 / (2 * length)) for window, width in seen) / self.num_layers
 
+    @property
+    def num_state_flops(self) -> int:
+        """FLOPs of all layers' states for a token, forward: 6 K V of a head's, or 4 N P of Mamba-2's."""
+        delta = 6 * (self.delta_heads or 0) * (self.delta_key_dim or 0) * (self.delta_value_dim or 0)
+        mamba = 4 * (self.mamba_heads or 0) * (self.mamba_state_dim or 0) * (self.mamba_head_dim or 0)
+        return self.count(mixer="delta") * delta + self.count(mixer="mamba") * mamba
+
     def unrolls(
         self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
     ) -> bool:
@@ -564,7 +573,7 @@ class TransformerModel(RopeKeys):
         # saves its input alone has little to copy; experts compile slowly, each by itself.
         one_gpu = platform == "cuda" and num_devices == 1
         worth = one_gpu and "full" not in block_policies(remat) and self.num_experts is None
-        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == 1
+        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == len(self.stretches) == 1
 
     @property
     def has_fp8_products(self) -> bool:
@@ -658,8 +667,14 @@ class TransformerModel(RopeKeys):
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
         each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
-        attention = sum(count * model.num_attention_parameters for model, count in self.attentions)
-        return attention + self.num_dense_parameters + self.num_expert_layers * each
+        return self.num_mixer_parameters + self.num_dense_parameters + self.num_expert_layers * each
+
+    @property
+    def num_mixer_parameters(self) -> int:
+        """Number of weights of the mixers of all layers."""
+        states = self.count(mixer="delta") * self.num_delta_matrix_parameters
+        states += self.count(mixer="mamba") * self.num_mamba_matrix_parameters
+        return states + sum(count * each.num_attention_parameters for each, count in self.attentions)
 
     @field_validator("head_dim", mode="before")
     @classmethod
