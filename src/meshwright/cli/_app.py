@@ -54,6 +54,7 @@ PANELS = {
             "meshwright.contrib.check._commands",
             "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100",
         ),
+        "gate": ("meshwright.contrib.gate._commands", "gate train.sbatch --max-cost 5000"),
         "explain": ("meshwright.contrib.explain._commands", "explain train.log"),
     },
     RUN: {
