@@ -244,6 +244,11 @@ class TransformerModel(RopeKeys):
     expert_bias: bool = False
     """Biases on the products of experts and on the router's logits (gpt-oss).
     Effect: a few vectors of parameters for each expert."""
+    expert_norms: bool = False
+    """Norms of their own before and after experts, after shared experts, and of the router's input (Gemma 4).
+    Experts then have the residual stream as their input, a scale per expert multiplies their weights, and a
+    scale of `embed_dim` numbers the router's input.
+    Effect: four vectors of `embed_dim` parameters more per layer."""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
@@ -324,6 +329,8 @@ class TransformerModel(RopeKeys):
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
         biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        if self.expert_norms:
+            biases += (3 if self.shared_dim else 2) * norm + self.embed_dim + (self.num_experts or 0)
         vectors += self.num_expert_layers * biases
         return tables * self.embed_dim + norm + vectors + matrices
 
