@@ -33,6 +33,7 @@ FAMILIES = {
         *("model.norm=layer", "model.norm_bias=true", "model.no_rope_every=2", "model.score_scale=0.2"),
         *("model.logit_scale=0.5", "model.residual_scale=0.4", "model.embedding_scale=3.0"),
     ),
+    "further tokens": ("model.mtp_layers=2", "model.num_experts=4", "model.experts_per_token=2"),
     "gate": (
         *("model.num_experts=4", "model.experts_per_token=2", "model.shared_mlp_dim=24"),
         *("model.shared_gate=true", "model.qk_norm=head", "model.qk_norm_turned=true"),
@@ -68,6 +69,7 @@ CASES = [
     ("few keys", "fsdp=2,tensor=4", "none"),
     ("one norm", "fsdp=2,tensor=2", "dots-attention"),
     ("gate", "fsdp=2,tensor=2,expert=2", "none"),
+    ("further tokens", "fsdp=2,context=2,tensor=2", "full"),
     pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("sinks", "fsdp=2,context=2,tensor=2", "dots-attention"),

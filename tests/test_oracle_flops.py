@@ -116,6 +116,23 @@ def test_every_presets_model_flops_are_a_closed_form(preset):
     assert found.unpriced == ()
 
 
+def test_what_a_module_for_further_tokens_and_a_gated_shared_expert_add_by_hand():
+    changes = ["model.mtp_layers=1", "model.shared_mlp_dim=96", "model.shared_gate=true"]
+    plain, more = (load_config("bytes-moe", ["layout=data=1", *changes[:n]]) for n in (0, 3))
+    m, tokens = plain.model, plain.batch.tokens_per_step
+    heads, kv_heads = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
+    shared = m.embed_dim * (3 * 96 + 1)
+    experts = m.embed_dim * (3 * m.mlp_dim * m.experts_per_token + m.num_experts)
+    module = m.embed_dim * (2 * heads + 2 * kv_heads) + experts + shared
+    module += 2 * m.embed_dim**2 + m.vocab_size * m.embed_dim  # the joint matrix, and the head once more
+    scores_and_sum = plain.batch.sequence_length * heads
+    added = 2 * tokens * (m.num_layers * shared + module + scores_and_sum)
+    forward, backward = (a - b for a, b in zip(passes(traced(more)), passes(traced(plain)), strict=True))
+    assert (forward, backward) == (added, 2 * added)
+    per_token = m.num_layers * shared + module
+    assert more.model.num_matmul_parameters - m.num_matmul_parameters == per_token
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("on", ["1xH100", "8xH100"])
 def test_a_weighed_residual_network_has_the_flops_of_its_closed_form(on):

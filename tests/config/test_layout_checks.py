@@ -425,3 +425,22 @@ def test_experts_over_several_axes_divide_over_all_of_them():
 def test_experts_that_cannot_be_folded_are_refused(preset, changes, message):
     with pytest.raises(InputError, match=message):
         load_config(preset, changes)
+
+
+def test_pieces_of_a_sequence_hold_what_a_convolution_reads_before_the_next_one():
+    config = load_config("bytes-nano")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"conv_width": 66})})
+    config = config.model_copy(update={"batch": config.batch.model_copy(update={"sequence_length": 256})})
+    with pytest.raises(InputError, match=r"two pieces of 64, and model\.conv_width = 66 reads 65") as caught:
+        check_layout(config, Layout.parse("context=2"))
+    assert "use batch.sequence_length = 260 or more" in str(caught.value.hint)
+
+
+def test_modules_for_further_tokens_have_neither_stages_nor_adapters():
+    further = load_config("bytes-nano", ["model.mtp_layers=1"])
+    check_layout(further, Layout.parse("fsdp=2,tensor=2"))
+    with pytest.raises(InputError, match=r"model\.mtp_layers = 1, but stage = 2") as refused:
+        check_layout(further, Layout.parse("stage=2"))
+    assert "use fsdp=2 in place of stage" in refused.value.hint
+    with pytest.raises(InputError, match=r"model\.mtp_layers = 1, and adapters"):
+        load_config("bytes-nano", ["model.mtp_layers=1", "lora.rank=4"])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.ad_checkpoint import saved_residuals
 
 from meshwright.config import TransformerModel
 from meshwright.trainer.models import Context, initial_parameters
@@ -263,3 +264,48 @@ def test_a_layout_gives_what_one_device_does(name, axes, has_documents, context)
     found = with_gradients(mixer, parameters, context(**axes), segments)
     errors = farthest(found, expected)
     assert max(errors.values()) < 2e-5, errors
+
+
+# What is saved, sent and refused.
+
+
+@pytest.mark.parametrize("name", ["qwen", "kimi", "nemotron"])
+def test_the_backward_pass_keeps_projections_and_reads_and_no_state(name, context):
+    """States would be 48 numbers or more for each token and head; here are those of projections and reads."""
+    mixer, declared = MIXERS[name], MIXERS[name].declare(MIXERS[name].config)
+    parameters, x = parameters_of(mixer), inputs()
+    tokens = x.shape[0] * x.shape[1]
+    kept: list[Any] = saved_residuals(lambda p, x: jnp.sum(mixer.run(p, x, context())), parameters, x)
+    numbers = sum(aval.size for aval, source in kept if "argument" not in source) / tokens
+    products = [n for n, p in declared.items() if "embed" in p.dims[:1] or "latent" in p.dims[:1]]
+    made = sum(int(np.prod(declared[n].shape[1:])) for n in products)
+    heads = int(np.prod(declared["output"].shape[:2]))
+    # Heads' reads, the input of `output`, and this test's: the input of products, and places to reorder it.
+    assert numbers == made + 2 * heads + WIDTH + 2
+
+
+@pytest.mark.parametrize("name", ["qwen", "nemotron"])
+def test_states_cross_devices_in_one_message_beside_those_of_convolutions(name, context):
+    mixer = MIXERS[name]
+    parameters, run = parameters_of(mixer), context(context=2)
+    lowered = jax.jit(lambda p, x: mixer.run(p, x, run)).trace(parameters, inputs()).jaxpr
+    assert str(lowered).count("all_gather[") == 4  # queries, keys and values; states
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delta_heads": 4}, "delta_key_heads is missing; delta_heads = 4 needs it"),
+        ({"delta_gate": "sigmoid"}, "delta_gate = 'sigmoid' has no effect without delta_heads"),
+        ({"scan_chunk": 128 + 64, "mamba_heads": 2}, "scan_chunk = 192 is no power of two"),
+        ({"mamba_heads": 6, "mamba_groups": 4}, "mamba_groups = 4 does not divide mamba_heads = 6"),
+        ({"conv_bias": True}, "conv_bias = True has no effect without delta_heads or mamba_heads"),
+        (
+            {"delta_rank": 8, "delta_heads": 4, "delta_key_heads": 2},
+            "each of delta_heads has keys of its own",
+        ),
+    ],
+)
+def test_keys_that_need_others_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerModel.model_validate(BASE.model_dump() | change)

@@ -136,6 +136,8 @@ PROGRAM = {
         (*STRETCHED, "model.rope_stretching=yarn"),
         "model.rope_rounded=false",
     ),
+    "model.transformer.mtp_layers": (NANO, "model.mtp_layers=1"),
+    "model.transformer.mtp_loss": ((*NANO, "model.mtp_layers=1"), "model.mtp_loss=0.1"),
     "model.transformer.norm_bias": ((*NANO, "model.norm=layer"), "model.norm_bias=true"),
     "model.transformer.qk_norm_turned": ((*NANO, "model.qk_norm=head"), "model.qk_norm_turned=true"),
     "model.transformer.one_norm": ((*NANO, "model.parallel=true"), "model.one_norm=true"),

@@ -29,6 +29,8 @@ OF_TRAINING = {
     "expert_load",
     "balancing_loss",
     "router_bias_rate",
+    "mtp_layers",
+    "mtp_loss",
 }
 ALWAYS_FALSE = (  # of no family here
     *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
@@ -53,10 +55,10 @@ _OF_PROGRAMS = """use_bfloat16 tf_legacy_loss pretraining_tp is_decoder cross_at
     return_dict_in_generate reorder_and_upcast_attn n_ctx _attn_implementation
     attn_implementation _flash_attn_2_enabled chunk_size_feed_forward cache_implementation
     ep_size"""
-_NOT_LOADED = "num_nextn_predict_layers num_mtp_layers"  # modules that predict further tokens
+FURTHER = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")  # modules for further tokens
 _NOT_READ = "max_sequence_length"  # of the first Llama's files; transformers does not read it
 BESIDE = frozenset(
-    " ".join((_OF_SAMPLING, _OF_RECIPES, _OF_LABELS, _OF_PROGRAMS, _NOT_LOADED, _NOT_READ)).split()
+    " ".join((_OF_SAMPLING, _OF_RECIPES, _OF_LABELS, _OF_PROGRAMS, *FURTHER, _NOT_READ)).split()
 )
 
 

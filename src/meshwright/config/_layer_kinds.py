@@ -124,6 +124,16 @@ def kind_of(word: str, window: int | None) -> LayerKind:
     return LayerKind(mixer, mlp)
 
 
+def word_of(kind: LayerKind) -> str:
+    """Return the word of a kind of layer in a pattern.
+
+    >>> word_of(LayerKind("attention", "experts", window=128))
+    'local+experts'
+    """
+    mixer = "local" if kind.window is not None else kind.mixer if kind.has_positions else "nope"
+    return "+".join(part for part in (mixer, kind.mlp) if part is not None)
+
+
 @functools.lru_cache(maxsize=64)
 def stretches_of(kinds: tuple[LayerKind, ...], num_layers: int) -> tuple[Stretch, ...]:
     """Return the stretches of `num_layers` layers, whose kinds are `kinds` and then again.

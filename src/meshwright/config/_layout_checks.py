@@ -273,6 +273,9 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     elif isinstance(model, TransformerModel) and model.unroll:
         what = f"= true, but stage = {stages} splits layers that are stacked"
         yield "model.unroll", what, "use model.unroll = false"
+    elif isinstance(model, TransformerModel) and model.mtp_layers:
+        what = f"= {model.mtp_layers}, but stage = {stages} predicts one token of each position"
+        yield "model.mtp_layers", what, f"use fsdp={stages * layout.size('fsdp')} in place of stage and fsdp"
     elif config.lora.rank is not None:
         what = f"= {config.lora.rank}, but stage = {stages} has gradients of all parameters alone"
         yield "lora.rank", what, f"use fsdp={stages * layout.size('fsdp')} in place of stage and fsdp"
@@ -404,6 +407,14 @@ def _context_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
             f"= {size}: attention over context is not latent (model.latent_rank = {config.model.latent_rank})"
         )
         yield "layout.context", what, f"use context=1; tensor={size} splits the heads instead"
+    elif size > 1 and isinstance(config.model, TransformerModel):
+        width, piece = config.model.conv_width or 1, length // (2 * size)
+        if piece < width - 1:
+            # A convolution reads the ends of one piece.
+            what = f"= {length} gives each of context = {size} devices two pieces of {piece}, and "
+            what += f"model.conv_width = {width} reads {width - 1} tokens before each"
+            hint = f"use batch.sequence_length = {2 * size * (width - 1)} or more"
+            yield "batch.sequence_length", what, hint
 
 
 def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -107,7 +107,10 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
 
 
 def text_reading(text: str) -> str:
-    """Return that a file is read as another's: as its text part, or as the family of its class; else "".
+    """Return what of a model's file is read as another's, or left out; "" if it is read as it stands.
+
+    That is the text part of a model that reads more, the family of the class that a file names, and modules
+    that predict further tokens.
 
     Args:
         text: as for `load_config`. What cannot be read is an error there.
@@ -115,16 +118,21 @@ def text_reading(text: str) -> str:
     found = huggingface_model(text)
     if found is None:
         return ""
+    from ._families import FURTHER
     from ._huggingface_config import family_of, reads_text_alone
 
-    _, tree = found
+    (_, tree), notes = found, list[str]()
     own = tree["model_type"]
     if reads_text_alone(tree):
-        kind = tree["text_config"].get("model_type") or family_of(tree["text_config"])
-        return f"{text}: a {own} reads more than text; its text part, a {kind}, is taken"
-    if (family := family_of(tree)) in (own, None):
-        return ""
-    return f"{text}: model_type {own[:100]!r} is read as {family}, whose class its architectures name"
+        tree = tree["text_config"]
+        kind = tree.get("model_type") or family_of(tree)
+        notes.append(f"a {own} reads more than text; its text part, a {kind}, is taken")
+    elif (family := family_of(tree)) not in (own, None):
+        notes.append(f"model_type {own[:100]!r} is read as {family}, whose class its architectures name")
+    for key in (key for key in FURTHER if tree.get(key) and family_of(tree) is not None):
+        what = f"modules that predict further tokens ({key} = {tree[key]}) are left out, as in transformers"
+        notes.append(f"{what}; --set model.mtp_layers={tree[key]} trains as many")
+    return f"{text}: {'; '.join(notes)}" if notes else ""
 
 
 def huggingface_model(text: str) -> tuple[str, Mapping[str, Any]] | None:

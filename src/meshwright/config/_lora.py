@@ -131,6 +131,9 @@ def lora_problems(lora: LoraConfig, model: Model, *, zero1: bool) -> Iterator[Pr
     if model.num_experts is not None and "mlp" in chosen:
         what = "has products of the MLP, and experts have no adapters"
         yield "lora.targets", what, 'use ["q_proj", "k_proj", "v_proj", "o_proj"]'
+    if model.mtp_layers:
+        what = f"= {model.mtp_layers}, and adapters of modules that predict further tokens are not run"
+        yield "model.mtp_layers", what, "leave mtp_layers out"
     if model.router_bias_rate:
         what = f"= {model.router_bias_rate} has nothing to move: lora freezes the router's bias"
         yield "model.router_bias_rate", what, "leave router_bias_rate out"

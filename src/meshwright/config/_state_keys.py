@@ -64,7 +64,7 @@ class StateKeys(ModelKind):
     conv_bias: bool = False
     """Biases on the short convolution, as Mamba-2 has them.
     Effect: a parameter for each channel."""
-    scan_chunk: Positive = 64
+    scan_chunk: Positive = 128
     """Tokens of a chunk whose states are computed by products at once; a power of two.
     Effect: larger chunks take fewer rounds of a loop and more arithmetic within each. Unit: tokens"""
 

@@ -6,7 +6,7 @@ One record holds GPT-2, Llama, Gemma and DeepSeek: each key adds or changes one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -19,6 +19,7 @@ from ._layer_kinds import (
     Stretch,
     kind_of,
     stretches_of,
+    word_of,
     words_of,
 )
 from ._model_kind import ModelSizes
@@ -225,6 +226,13 @@ class TransformerModel(RopeKeys):
     logit_cap: OptionalPositiveFloat = None
     """Largest magnitude of the logits, in the same way (Gemma 2).
     Effect: elementwise arithmetic on the logits. Unit: none"""
+    mtp_layers: Annotated[int, Field(ge=0, le=16)] = 0
+    """Modules that predict further tokens, each with a block like the last layer's (DeepSeek-V3: 1).
+    They are trained and not exported; evaluation leaves them out.
+    Effect: parameters and FLOPs of as many layers and heads more; no `stage`, no `lora`. Unit: modules"""
+    mtp_loss: NotNegativeFloat = 0.3
+    """Weight of the mean loss of `mtp_layers` in the loss of training; DeepSeek-V3 began with 0.3.
+    Effect: nothing that is weighed. Unit: none"""
     dropout: Fraction = 0.0
     """Share of numbers set to zero on the embeddings and on each residual branch.
     Effect: above 0 it draws random numbers and saves masks. Unit: share"""
@@ -316,7 +324,8 @@ class TransformerModel(RopeKeys):
         Q for queries (or none, Q = E and no norm of it), T rotary numbers of a head and values of width U:
             attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
         A layer has the parts that `layer_pattern` names, with a norm (n) for each. Layers that see all
-        positions may have their own D and K, and no matrix of values.
+        positions may have their own D and K, and no matrix of values. A module that predicts further tokens
+        has the last layer's, three norms, and a matrix of 2 E^2.
         """
         norm = self.embed_dim * (2 if self.has_norm_biases else 1)
         attention = sum(count * model._num_attention_vectors for model, count in self.attentions)
@@ -331,8 +340,9 @@ class TransformerModel(RopeKeys):
         biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
         if self.expert_norms:
             biases += (3 if self.shared_dim else 2) * norm + self.embed_dim + (self.num_experts or 0)
-        vectors += self.num_expert_layers * biases
-        return tables * self.embed_dim + norm + vectors + matrices
+        vectors += self.num_expert_layers * biases + self.mtp_layers * 3 * norm
+        further = self.mtp_layers * self._num_joint + self._of_further(lambda one: one.num_parameters)
+        return tables * self.embed_dim + norm + vectors + matrices + further
 
     @property
     def num_active_parameters(self) -> int:
@@ -343,7 +353,8 @@ class TransformerModel(RopeKeys):
         """
         idle = (self.num_experts or 0) - (self.experts_per_token or 0)
         each = self.num_mlp_parameters + self._num_expert_biases
-        return self.num_parameters - self.num_expert_layers * idle * each
+        with_experts = self.num_expert_layers + self.mtp_layers * (self.period[-1].mlp == "experts")
+        return self.num_parameters - with_experts * idle * each
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -353,7 +364,24 @@ class TransformerModel(RopeKeys):
         biases. Of X experts only the k to which a token is sent count; the shared experts and the router
         count too.
         """
-        return self._matmul_parameters(self.experts_per_token or 0) + self.vocab_size * self.embed_dim
+        own = self._matmul_parameters(self.experts_per_token or 0) + self.vocab_size * self.embed_dim
+        each = self._num_joint + self.vocab_size * self.embed_dim
+        return own + self.mtp_layers * each + self._of_further(lambda one: one.num_matmul_parameters)
+
+    @property
+    def _num_joint(self) -> int:
+        """Number of weights of the matrix that joins a token with a hidden state: 2 E^2."""
+        return 2 * self.embed_dim**2
+
+    def _of_further(self, count: Callable[[TransformerModel], int]) -> int:
+        """Return a count of the blocks that predict further tokens: each is like the last layer."""
+        if not self.mtp_layers:
+            return 0
+        last = word_of(self.period[-1]) if self.layer_pattern else ""
+        alike = {"layer_pattern": last, "num_dense_layers": 0, "mtp_layers": 0}
+        size = 1 if self.layer_pattern else len(self.period)
+        without, whole = (self.model_copy(update={**alike, "num_layers": 2 * size - n}) for n in (1, 0))
+        return self.mtp_layers * (count(whole) - count(without))
 
     @property
     def sizes(self) -> ModelSizes:

@@ -104,6 +104,7 @@ def test_a_model_that_we_have_words_for_is_a_configuration(keys, is_ours, folder
         ({"model_type": "t5"}, "has no t5 model that predicts the next token", "let a function of yours"),
         (CODEGEN | {"n_layer": 10**6}, "config.json: n_layer = 1000000", "at most 1,000"),
         (CODEGEN | {"x": {"num_experts": 10**6}}, "x.num_experts = 1000000", "at most 10,000"),
+        (CODEGEN | {"pattern": "M" * 10**5}, "config.json: pattern has 100,000 entries", "at most 10,000"),
         (CODEGEN | {"n_layer": "two"}, "cannot make a codegen model of it", "correct the file"),
         (CODEGEN | {"vocab_size": 10**30}, "cannot make a codegen model of it", "correct the file"),
         (CODEGEN | {"torch_dtype": "int4"}, "dtype = 'int4' is no format", "bfloat16"),
@@ -115,6 +116,13 @@ def test_what_transformers_cannot_make_is_refused_in_words(keys, words, hint, ma
     assert words in refused.value.message
     assert len(refused.value.message) < 600
     assert hint in refused.value.hint
+
+
+def test_a_module_that_takes_too_long_is_given_up(made, monkeypatch):
+    monkeypatch.setattr(_transformers_module, "MOST_SECONDS", 0.2)
+    keys = {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["global", "local"], 10**9]]}
+    with pytest.raises(InputError, match="had not made its module after 0 s of the processor"):
+        made(keys)
 
 
 def test_a_key_that_nobody_understands_is_refused_by_name(made):

@@ -92,6 +92,11 @@ class FirstWeights:
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
             )
+        if config.model.mtp_layers:
+            raise InputError(
+                f"weights of model.mtp_layers = {config.model.mtp_layers} are not read from {folder}",
+                hint="leave mtp_layers out, as transformers does, or begin with random weights",
+            )
         if (quantised := file.get("quantization_config")) is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             if method != "mxfp4":

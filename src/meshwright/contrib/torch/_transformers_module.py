@@ -13,23 +13,31 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshwright.config import is_misspelling
 from meshwright.errors import InputError
 
 COUNTS = {"layer|depth|block": 1_000, "expert": 10_000}  # published models have up to 160 and 1,000
-MOST_BYTES = 16 * 2**30  # of this process: the module's tensors have shapes alone
+MOST_ENTRIES = 10_000  # of a list or a pattern, such as the kinds of layers
+MOST_SECONDS = 60.0  # of the processor, to make a module; the largest of today take five
+MOST_BYTES = 8 * 2**30  # of this process: the module's tensors have shapes alone
 RUNNING = re.compile(  # keys of a file that say how it is run, and not what it is
     r"_?(attn|experts)_implementation|use_cache|return_dict|output_(attentions|hidden_states)|torchscript|auto_map|torch_dtype|dtype"
     r"|quantization_config|_?name_or_path|gradient_checkpointing|use_kernels|use_pretrained_backbone"
+    r"|num_labels|id2label|label2id"
 )
 CODE = "its repository brings its own code (auto_map), which is not run here"
 OWN_FUNCTION = (
     "let a function of yours make the module: docs/how-to/pytorch.md. There "
     "AutoModelForCausalLM.from_config(config, trust_remote_code=True) runs such code"
 )
+
+
+class TooLong(BaseException):
+    """The module took too long; no `except Exception` of a library hides it."""
 
 
 def causal_model(
@@ -60,7 +68,8 @@ def causal_model(
     _check_sizes(tree, f"{where}: ")
     import torch
 
-    module = _module_of(tree, where, [key for key in unread.split(",") if key])
+    with _in_time(where):
+        module = _module_of(tree, where, [key for key in unread.split(",") if key])
     _check_length(module, sequence_length)
     allowed = ("none", "full") if module.supports_gradient_checkpointing else ("none",)
     if remat not in allowed:
@@ -95,8 +104,9 @@ def _module_of(tree: Mapping[str, Any], where: str, unread: Iterable[str]) -> An
         config = read(**{**_described(tree), "model_type": kind})
         config.use_cache = False
         return transformers.AutoModelForCausalLM.from_config(config, dtype=weights, trust_remote_code=False)
-    except MemoryError:
-        raise
+    except MemoryError as full:
+        what = f"{where}: its module takes more than {MOST_BYTES // 2**30} GiB without its weights"
+        raise InputError(what, hint=OWN_FUNCTION) from full
     except Exception as failed:  # whatever transformers raises for values that it does not expect
         words = " ".join(str(failed).splitlines()[:2])[:300]
         raise InputError(
@@ -161,10 +171,13 @@ def _format_of(tree: Mapping[str, Any], where: str) -> Any:
 
 
 def _check_sizes(tree: Any, path: str) -> None:
-    """Raise for a number of layers or experts that no model has, at any depth of the file."""
+    """Raise for a number of layers or experts, or a list, that no model has, at any depth of the file."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             _check_sizes(value, f"{path}{key}.")
+        if isinstance(value, str | list) and len(value) > MOST_ENTRIES:
+            hint = f"a list of at most {MOST_ENTRIES:,} entries is read"
+            raise InputError(f"{path}{key} has {len(value):,} entries", hint=hint)
         if not isinstance(value, int):
             continue
         for words, most in COUNTS.items():
@@ -188,6 +201,25 @@ def _check_length(module: Any, length: int) -> None:
 
 def _texts(given: Any) -> Iterable[str]:
     return [str(each) for each in given] if isinstance(given, list) else [str(given or "")]
+
+
+@contextlib.contextmanager
+def _in_time(where: str) -> Iterator[None]:
+    """Raise an `InputError` if the block takes much more of the processor than any module does."""
+
+    def stop(*_: Any) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    try:
+        yield
+    except TooLong as late:
+        what = f"{where}: transformers had not made its module after {MOST_SECONDS:.0f} s of the processor"
+        raise InputError(what, hint="look for a size or a list in the file that no model has") from late
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _limit_memory() -> None:

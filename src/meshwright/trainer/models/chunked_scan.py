@@ -17,9 +17,11 @@ Chunks of C tokens are computed by products. With G the sum of log decays from t
     out = exp(G) Q S + lower part of (q_i . k_j) exp(G_i - G_j) new
     S  <- exp(G_C) S + (exp(G_C - G) K)^T new
 
-A loop over chunks has the two products that need the state of the chunk before; all others run for all chunks
-at once. No exponent is positive: differences of G are masked before `exp`, and decays per key dimension are
-split at the middle of each block (`pair_sums`). The inverse is made of products of blocks, halves of halves.
+The last line is linear in S. Its matrix, exp(G_C) I - (exp(G_C - G) K)^T W, and what it adds are computed for
+all chunks at once, so that a loop over chunks has one product: its rounds are small, and a GPU launches each
+kernel of each. No exponent is positive: differences of G are masked before `exp`, and decays per key
+dimension are split at the middle of each block (`pair_sums`). The inverse is made of products of blocks,
+halves of halves.
 
 Numbers: products take the inputs' format and sum in float32; decays, the inverse and states are float32. A
 product reads a state rounded to the inputs' format, as the kernels of flash-linear-attention do. A decay is
@@ -39,20 +41,18 @@ in the products with states, so these count as the model's. Those within a chunk
 work: executed FLOPs alone (scope `needed_0_of_1`). For a token and value head, forward, R value heads to a
 key head:
 
-    delta rule                      2 C (2 K / R + K + 2 V) + inverse
-    with decays of key dimensions   2 (C - 16) K + 2 C (K + 2 V) + inverse
+    delta rule                      2 C (2 K / R + K + 2 V) + 2 K^2 (1 + V / C) + inverse
+    with decays of key dimensions   2 (C - 16) K + 2 C (K + 2 V) + 2 K^2 (1 + V / C) + inverse
     without the delta rule          2 C (K / R + V)
     inverse                         3,072 + 2 (16^2 + 32^2 + ... + (C / 2)^2), for C of 16 or more
 
-Backward twice as many but for the inverse, which has 4 C^2, and the forward pass once more. Over `context`,
-the products that change states have V + K columns in place of V, of which V are the model's, and the
-corrections 2 K V (K / C + 1) more.
-
+Backward twice as many, but 4 C^2 for the inverse and half for the products of keys with keys; and the forward
+pass once more. Over `context` the loop of the delta rule has V + K columns in place of V, and 2 K^2 V / C are
+for the states before pieces.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -117,21 +117,35 @@ def chunked_scan(
     batch, length, heads, value_dim = steps.value.shape
     chunk = min(chunk, 1 << (length - 1).bit_length())
     chunks = _prepared(steps, begins, chunk)
-    shape = (*chunks.values.shape[1:4], steps.key.shape[-1], value_dim)
-    if size == 1:
-        states, new, _ = _run(chunks, jnp.zeros(shape, WIDE))
-    else:
-        states, new = _run_over_devices(chunks, shape, size)
-    out = _product("nbgck,nbgrkv->nbgrcv", chunks.query, states)
+    states = _states(chunks, size)
+    new = chunks.values
+    if chunks.erase is not None:
+        new = new - jnp.einsum("nbgrck,nbgrkv->nbgrcv", chunks.erase, states)
+    out = jnp.einsum("nbgck,nbgrkv->nbgrcv", chunks.query, states).astype(WIDE)
     out = out if chunks.read is None else out * chunks.read
     with jax.named_scope(PARALLEL):
-        out = out + _product("nbgrij,nbgrjv->nbgriv", chunks.scores, new)
+        out = out + jnp.einsum("nbgrij,nbgrjv->nbgriv", chunks.scores, new).astype(WIDE)
     out = out.astype(steps.value.dtype).transpose(1, 0, 4, 2, 3, 5)
     return out.reshape(batch, -1, heads, value_dim)[:, :length]
 
 
-def _product(dims: str, *factors: Array) -> Array:
+def _wide_product(dims: str, *factors: Array) -> Array:
+    """Return a product in float32; its gradient's products would have float32 factors."""
     return jnp.einsum(dims, *factors, preferred_element_type=WIDE)
+
+
+@jax.custom_vjp
+def _gram(key: Array) -> Array:
+    """Return the products of keys with each other, in float32, whose gradients are rounded as keys are."""
+    return _wide_product("nbgik,nbgjk->nbgij", key, key)
+
+
+def _gram_backward(key: Array, gradient: Array) -> tuple[Array]:
+    both = (gradient + jnp.swapaxes(gradient, -1, -2)).astype(key.dtype)
+    return (jnp.einsum("nbgij,nbgjk->nbgik", both, key),)
+
+
+_gram.defvjp(lambda key: (_gram(key), key), _gram_backward)
 
 
 def _in_chunks(x: Array, chunk: int, *heads: int) -> Array:
@@ -190,8 +204,8 @@ def _prepared(steps: Steps, begins: Array | None, chunk: int) -> _Chunks:
         inverse = inverse_of_unit_lower(lower) * beta[..., None, :]
         columns = inverse if chunks.read is None else inverse * jnp.swapaxes(chunks.read, -1, -2)
         dtype = values.dtype
-        values = _product("nbgrij,nbgrjv->nbgriv", inverse.astype(dtype), values).astype(dtype)
-        erase = _product("nbgrij,nbgjk->nbgrik", columns.astype(dtype), chunks.erase).astype(dtype)
+        values = jnp.einsum("nbgrij,nbgrjv->nbgriv", inverse.astype(dtype), values)
+        erase = jnp.einsum("nbgrij,nbgjk->nbgrik", columns.astype(dtype), chunks.erase)
     return chunks._replace(values=values, erase=erase)
 
 
@@ -203,20 +217,20 @@ def _decayed_by_head(
     last = sums[..., -1:]
     pairs = _factor(sums[..., :, None] - sums[..., None, :], seen.pairs)
 
-    def products(x: Array) -> Array:
-        return _product("nbgik,nbgjk->nbgij", x, key)[:, :, :, None] * pairs
+    def decayed(x: Array) -> Array:
+        return x[:, :, :, None].astype(WIDE) * pairs
 
     chunks = _Chunks(
         query=query,
         key=key,
         values=values,
-        scores=products(query).astype(values.dtype),
+        scores=decayed(jnp.einsum("nbgik,nbgjk->nbgij", query, key)).astype(values.dtype),
         erase=key if has_delta else None,
         read=_factor(sums, seen.before)[..., None],
         write=_factor(last - sums, seen.after)[..., None],
         keep=_factor(last, seen.through)[..., None],
     )
-    return chunks, products(key) if has_delta else None
+    return chunks, decayed(_gram(key)) if has_delta else None
 
 
 def _decayed_by_channel(
@@ -244,153 +258,105 @@ def _decayed_by_channel(
     return chunks, pairs[1] if has_delta else None
 
 
-class _Writes(NamedTuple):
-    """What a loop over chunks reads: the parts of `_Chunks` that change states."""
-
-    key: Array
-    values: Array
-    erase: Array
-    write: Array
-    keep: Array
-
-
-def _run(chunks: _Chunks, initial: Array) -> tuple[Array, Array, Array]:
-    """Return the state before each chunk, what each token adds at its key, and the last state.
-
-    The first two are in the format of products, the last in float32.
-    """
-    if chunks.erase is None:
-        written = chunks.values if chunks.write is None else (chunks.values * chunks.write)
-        added = _product("nbgck,nbgrcv->nbgrkv", chunks.key, written.astype(chunks.values.dtype))
-        found: Any = _sum_states(initial, chunks.keep, added, chunks.values.dtype)
-        return found[0], chunks.values, found[1]
-    write = jnp.ones((1,) * 6, WIDE) if chunks.write is None else chunks.write
-    write = jnp.broadcast_to(write, (*chunks.values.shape[:-1], 1))
-    writes = _Writes(chunks.key, chunks.values, chunks.erase, write, chunks.keep)
-    return _delta_states(initial, writes)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _sum_states(initial: Array, keep: Array, added: Array, dtype: Any) -> tuple[Array, Array]:
-    return _sum_forward(initial, keep, added, dtype)[0]
-
-
-def _sum_forward(initial: Array, keep: Array, added: Array, dtype: Any) -> tuple[Any, Any]:
-    def one(state: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        keep, added = chunk
-        return keep * state + added, state.astype(dtype)
-
-    last, states = jax.lax.scan(one, initial, (keep, added))
-    return (states, last), (keep, states)
-
-
-def _sum_backward(dtype: Any, saved: tuple[Array, Array], gradients: tuple[Array, Array]) -> Any:
-    keep, states = saved
-
-    def one(d_state: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        keep, d_read = chunk
-        return d_read + keep * d_state, d_state
-
-    d_initial, d_added = jax.lax.scan(one, gradients[1], (keep, gradients[0]), reverse=True)
-    return d_initial, _sum_like(d_added * states, keep), d_added
-
-
-_sum_states.defvjp(_sum_forward, _sum_backward)
-
-
-def _sum_like(x: Array, like: Array) -> Array:
-    """Sum `x` in float32 over the dims that are one in `like`."""
-    dims = tuple(dim for dim, size in enumerate(like.shape) if size == 1)
-    return jnp.sum(x, axis=dims, keepdims=True, dtype=WIDE)
-
-
-@jax.custom_vjp
-def _delta_states(initial: Array, writes: _Writes) -> tuple[Array, Array, Array]:
-    return _delta_forward(initial, writes)[0]
-
-
-def _delta_forward(initial: Array, writes: _Writes) -> tuple[Any, Any]:
-    dtype = writes.values.dtype
-
-    def one(state: Array, chunk: _Writes) -> tuple[Array, tuple[Array, Array]]:
-        narrow = state.astype(dtype)
-        new = chunk.values - _product("bgrck,bgrkv->bgrcv", chunk.erase, narrow)
-        added = _product("bgck,bgrcv->bgrkv", chunk.key, (new * chunk.write).astype(dtype))
-        return chunk.keep * state + added, (narrow, new.astype(dtype))
-
-    last, (states, new) = jax.lax.scan(one, initial, writes)
-    return (states, new, last), (writes, states, new)
-
-
-def _delta_backward(saved: tuple[_Writes, Array, Array], gradients: tuple[Array, Array, Array]) -> Any:
-    """Return gradients; in the loop runs only what each chunk's gradient needs of the next one's."""
-    writes, states, new = saved
-    dtype = new.dtype
-
-    def one(d_state: Array, chunk: tuple[_Writes, Array, Array]) -> tuple[Array, tuple[Array, ...]]:
-        writes, d_read, d_new = chunk
-        narrow = d_state.astype(dtype)
-        d_written = _product("bgck,bgrkv->bgrcv", writes.key, narrow)
-        d_new = (d_new + writes.write * d_written).astype(dtype)
-        d_before = d_read + writes.keep * d_state - _product("bgrck,bgrcv->bgrkv", writes.erase, d_new)
-        return d_before, (narrow, d_written.astype(dtype), d_new)
-
-    chunks = writes, gradients[0], gradients[1]
-    d_initial, (d_states, d_written, d_new) = jax.lax.scan(one, gradients[2], chunks, reverse=True)
-    written = (new * writes.write).astype(dtype)
-    d_writes = _Writes(
-        key=_product("nbgrcv,nbgrkv->nbgck", written, d_states).astype(dtype),
-        values=d_new,
-        erase=-_product("nbgrcv,nbgrkv->nbgrck", d_new, states).astype(dtype),
-        write=jnp.sum((new * d_written).astype(WIDE), axis=-1, keepdims=True),
-        keep=_sum_like(d_states * states, writes.keep),
-    )
-    return d_initial, d_writes
-
-
-_delta_states.defvjp(_delta_forward, _delta_backward)
-
-
-def _run_over_devices(chunks: _Chunks, shape: tuple[int, ...], size: int) -> tuple[Array, Array]:
-    """Return states and values as `_run` does, for pieces of a sequence that several devices share."""
-    *heads, key_dim, value_dim = shape
-    dtype = chunks.values.dtype
-    if chunks.erase is None:
-        states, new, last = _run(chunks, jnp.zeros(shape, WIDE))
-        kept = jnp.cumprod(chunks.keep, axis=0)
-        column = jnp.broadcast_to(kept[-1], (*heads, key_dim, 1))
-        start = _before_pieces(jnp.concatenate([last, column], axis=-1), value_dim, size)
-        kept = jnp.concatenate([jnp.ones_like(kept[:1]), kept[:-1]])
-        return (states + kept * start[None]).astype(dtype), new
-    # The state is linear in the one before the piece, by a matrix which is a state that begins as identity.
-    whole = jnp.broadcast_to(jnp.eye(key_dim, dtype=WIDE), (*heads, key_dim, key_dim))
-    wider = [(0, 0)] * 5 + [(0, key_dim)]
-    padded = chunks._replace(values=jnp.pad(chunks.values, wider))
-    with jax.named_scope(f"needed_{value_dim}_of_{value_dim + key_dim}"):
-        states, new, last = _run(padded, jnp.concatenate([jnp.zeros(shape, WIDE), whole], axis=-1))
-    start = _before_pieces(last, value_dim, size).astype(dtype)
+def _states(chunks: _Chunks, size: int) -> Array:
+    """Return the state before each chunk, in the format of products."""
+    dtype, value_dim = chunks.values.dtype, chunks.values.shape[-1]
+    added = jnp.einsum("nbgck,nbgrcv->nbgrkv", chunks.key, _left(chunks.values, chunks))
+    rows, key_dim = added.shape[1:4], added.shape[-2]
+    start, erase = jnp.zeros((*rows, key_dim, value_dim), WIDE), None
     with jax.named_scope(PARALLEL):
-        more, more_new = (_product("nbgrxk,bgrkv->nbgrxv", x[..., value_dim:], start) for x in (states, new))
-    return (states[..., :value_dim] + more).astype(dtype), (new[..., :value_dim] + more_new).astype(dtype)
+        if chunks.erase is not None:
+            erase = jnp.einsum("nbgck,nbgrcj->nbgrkj", chunks.key, _left(chunks.erase, chunks))
+            if size > 1:
+                # States are linear in the first one, by a matrix: a state that begins as the identity.
+                whole = jnp.broadcast_to(jnp.eye(key_dim, dtype=WIDE), (*rows, key_dim, key_dim))
+                start = jnp.concatenate([start, whole], axis=-1)
+        found: Any = _linear_states(start, chunks.keep, erase, added)
+        states, last = found
+        if size == 1:
+            return states
+        if erase is None:
+            kept = jnp.cumprod(chunks.keep, axis=0)
+            last = jnp.concatenate([last, jnp.broadcast_to(kept[-1], (*last.shape[:-1], 1))], axis=-1)
+            kept = jnp.concatenate([jnp.ones_like(kept[:1]), kept[:-1]])
+            return (states + kept * _first_states(last, value_dim, size)[None]).astype(dtype)
+        first = _first_states(last, value_dim, size).astype(dtype)
+        first = jnp.broadcast_to(first[None], (states.shape[0], *first.shape))
+        return states[..., :value_dim] + jnp.einsum("nbgrkj,nbgrjv->nbgrkv", states[..., value_dim:], first)
 
 
-def _before_pieces(ends: Array, value_dim: int, size: int) -> Array:
-    """Return the state before each of the device's pieces, from all pieces' last states.
+def _left(x: Array, chunks: _Chunks) -> Array:
+    """Return what is left after the chunk of what its tokens add or erase."""
+    return x if chunks.write is None else (x * chunks.write).astype(x.dtype)
+
+
+def _first_states(ends: Array, value_dim: int, size: int) -> Array:
+    """Return the state before each of the device's pieces, from the last states of all pieces.
 
     Args:
-        ends: the state after a piece that starts with zeros [..., key_dim, value_dim], and beside it how it
-            depends on the one before: a matrix [key_dim, key_dim], or its only column where that is diagonal.
-        value_dim: the width of the first.
+        ends: the state after a piece that starts with zeros [rows, ..., key_dim, value_dim], and beside it
+            how it depends on the first state: a matrix [key_dim, key_dim], or its only column where it is
+            diagonal.
+        value_dim: the width of the former.
         size: the devices that share a sequence.
     """
 
     def one(state: Array, end: Array) -> tuple[Array, Array]:
-        added, dependence = end[..., :value_dim], end[..., value_dim:]
-        is_diagonal = dependence.shape[-1] == 1
-        kept = dependence * state if is_diagonal else jnp.matmul(dependence, state, precision=HIGHEST)
-        return kept + added, state
+        return _depending(end[..., value_dim:], state) + end[..., :value_dim], state
 
-    with jax.named_scope(PARALLEL):
-        of_all = of_all_pieces(ends, size)
-        _, before = jax.lax.scan(one, jnp.zeros_like(of_all[0, ..., :value_dim]), of_all)
-        return of_own_pieces(before, size)
+    of_all = of_all_pieces(ends, size)
+    _, before = jax.lax.scan(one, jnp.zeros_like(of_all[0, ..., :value_dim]), of_all)
+    return of_own_pieces(before, size)
+
+
+def _depending(dependence: Array, state: Array) -> Array:
+    """Return the part of a later state that depends on an earlier one."""
+    if dependence.shape[-1] == 1:
+        return dependence * state
+    return jnp.matmul(dependence, state, precision=HIGHEST)
+
+
+@jax.custom_vjp
+def _linear_states(initial: Array, keep: Array, erase: Array | None, added: Array) -> tuple[Array, Array]:
+    """Return the state before each chunk, in the format of `added`, and the last one in float32.
+
+    S <- keep S - erase S + added, where `added` may lack the last columns of states. A loop has one product,
+    and its gradient's another, for a round's kernels are small.
+    """
+    return _linear_forward(initial, keep, erase, added)[0]
+
+
+def _linear_forward(initial: Array, keep: Array, erase: Array | None, added: Array) -> tuple[Any, Any]:
+    wider = [(0, 0)] * 4 + [(0, initial.shape[-1] - added.shape[-1])]
+
+    def one(state: Array, chunk: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
+        keep, erase, added = chunk
+        narrow = state.astype(added.dtype)
+        state = keep * state + jnp.pad(added.astype(WIDE), wider)
+        return state if erase is None else state - _wide_product("bgrkj,bgrjv->bgrkv", erase, narrow), narrow
+
+    last, states = jax.lax.scan(one, initial, (keep, erase, added))
+    return (states, last), (keep, erase, added[:0], states)
+
+
+def _linear_backward(saved: tuple[Array, Array | None, Array, Array], gradients: tuple[Array, Array]) -> Any:
+    keep, erase, like, states = saved
+
+    def one(d_state: Array, chunk: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
+        keep, erase, d_read = chunk
+        narrow = d_state.astype(like.dtype)
+        d_state = keep * d_state + d_read
+        if erase is not None:
+            d_state = d_state - _wide_product("bgrjk,bgrjv->bgrkv", erase, narrow)
+        return d_state, narrow
+
+    d_initial, d_states = jax.lax.scan(one, gradients[1], (keep, erase, gradients[0]), reverse=True)
+    d_erase = None
+    if erase is not None:
+        d_erase = -jnp.einsum("nbgrkv,nbgrjv->nbgrkj", d_states, states)
+    ones = tuple(dim for dim, size in enumerate(keep.shape) if size == 1 and dim > 3)
+    d_keep = jnp.sum(d_states.astype(WIDE) * states.astype(WIDE), axis=ones, keepdims=True)
+    return d_initial, d_keep, d_erase, d_states[..., : like.shape[-1]]
+
+
+_linear_states.defvjp(_linear_forward, _linear_backward)

@@ -16,6 +16,7 @@ from meshwright.sharding import look_up, token_axes
 
 from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree
 from .attention import Documents, documents_of, in_ring_order
+from .further_tokens import FurtherTokens
 from .layer_stacks import LayerStack, joined, one_by_one
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .products import product
@@ -28,6 +29,7 @@ class Transformer(Model):
     def __init__(self, config: TransformerModel) -> None:
         super().__init__(config)
         self._stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
+        self._further = FurtherTokens(config) if config.mtp_layers else None
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
@@ -49,6 +51,7 @@ class Transformer(Model):
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
         declared |= {name: stack.parameters() for name, stack in self._stacks.items()}
+        declared |= {} if self._further is None else self._further.parameters()
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
         return declared
@@ -146,7 +149,8 @@ class Transformer(Model):
         """Return the mean cross entropy in nats of each token, given the tokens before it.
 
         With experts, the outcome has the metrics of `balance_metrics`. In training the loss then includes
-        `balancing_loss` times the mean load-balancing loss of the layers.
+        `balancing_loss` times the mean load-balancing loss of the layers. With modules that predict further
+        tokens it includes `mtp_loss` times their mean loss, which is a metric of that name.
 
         Args:
             batch: `tokens` [rows, sequence + 1]. If windows hold several documents, also `segments` of the
@@ -156,10 +160,36 @@ class Transformer(Model):
         tokens, segments = _inputs(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
         loss = self._loss_of(parameters, hidden, self.targets(batch, context), context)
+        further = None
+        if self._further is not None and context.training:
+            further, more = self._further_loss(parameters, batch, hidden, context)
+            loss, balance = loss + self.config.mtp_loss * further, joined([balance, more])
         metrics = {} if balance is None else balance_metrics(balance)
         if metrics and context.training:
             loss = loss + self.config.balancing_loss * metrics["balancing_loss"]
-        return loss, Outcome({}, metrics)
+        return loss, Outcome({}, metrics if further is None else {**metrics, "mtp_loss": further})
+
+    def _further_loss(
+        self, parameters: Tree, batch: Batch, hidden: Array, context: Context
+    ) -> tuple[Float[Array, ""], Balance | None]:
+        """Return the mean loss of the modules that predict further tokens, and their `Balance`.
+
+        A token that is `k` places too far is no target; nor is one of another document than the next token.
+        """
+        assert self._further is not None, "the model has no such modules"
+        tokens, segments = _inputs(batch)
+        documents = self._documents(segments, context)
+        losses, balances = list[Array](), list[Balance | None]()
+        for number, name in enumerate(self._further.names, 1):
+            later = _shifted(tokens, number, 0)
+            embedded = self._embedded(parameters, later, context, documents)
+            hidden, balance = self._further.hidden(
+                parameters[name], number, embedded, hidden, context, documents
+            )
+            targets = self.targets(batch, context, number)
+            losses.append(self._loss_of(parameters, hidden, targets, context))
+            balances.append(None if balance is None else jax.tree.map(lambda a: a[None], balance))
+        return jnp.mean(jnp.stack(losses)), joined(balances)
 
     # The parts of `loss` of a pipeline: `step` calls `embed`, then `apply_group`, then `head_loss`.
 
@@ -207,17 +237,22 @@ class Transformer(Model):
             added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_expert_layers
         return (x, added), balance
 
-    def targets(self, batch: Batch, context: Context) -> Targets:
+    def targets(self, batch: Batch, context: Context, further: int = 0) -> Targets:
         """Return the targets, in ring order over `context`; `LEFT_OUT` where none is to be predicted.
 
         That is a document's first token and, if the batch marks answers, whatever is outside of them.
+
+        Args:
+            further: how many tokens lie between a position's next one and its target.
         """
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
-        if segments is not None:
-            targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
         if "answers" in batch:
             targets = jnp.where(batch["answers"][:, 1:] == 1, targets, LEFT_OUT)
-        return Targets(in_ring_order(targets, context.mesh), gaps=segments is not None)
+        targets = _shifted(targets, further, LEFT_OUT)
+        if segments is not None:
+            own = _shifted(segments[:, 1:], further, LEFT_OUT) == segments[:, :-1]
+            targets = jnp.where(own, targets, LEFT_OUT)
+        return Targets(in_ring_order(targets, context.mesh), gaps=segments is not None or further > 0)
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
         """Return some positions' contribution to the loss, from the last block's output `x`."""
@@ -235,6 +270,11 @@ class Transformer(Model):
         return mean_cross_entropy(
             hidden, head, targets, context, c.loss_chunk, c.logit_cap, num_ids=c.vocab_size
         )
+
+
+def _shifted(rows: Array, places: int, last: int) -> Array:
+    """Return rows [batch, sequence] that begin `places` later, and end with as many times `last`."""
+    return rows if not places else jnp.pad(rows[:, places:], ((0, 0), (0, places)), constant_values=last)
 
 
 def _inputs(batch: Batch) -> tuple[Array, Array | None]:
