@@ -183,8 +183,7 @@ class TransformerModel(RopeKeys):
     global_head_dim: OptionalPositive = None
     """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
     Effect: the parameters and FLOPs of attention in those layers; no fused kernel takes more than 256.
-    Unit: numbers
-    Default: `head_dim`"""
+    Unit: numbers"""
     global_kv_heads: OptionalPositive = None
     """Key and value heads of those layers; needs `global_head_dim`.
     Effect: that of `num_kv_heads`, in those layers. Unit: heads
@@ -253,10 +252,8 @@ class TransformerModel(RopeKeys):
     """Biases on the products of experts and on the router's logits (gpt-oss).
     Effect: a few vectors of parameters for each expert."""
     expert_norms: bool = False
-    """Norms of their own before and after experts, after shared experts, and of the router's input (Gemma 4).
-    Experts then have the residual stream as their input, a scale per expert multiplies their weights, and a
-    scale of `embed_dim` numbers the router's input.
-    Effect: four vectors of `embed_dim` parameters more per layer."""
+    """Norms of their own before and after experts, after shared ones, and of the router's input (Gemma 4).
+    Experts have the residual stream as input, and a learned scale each. Effect: four vectors per layer."""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
@@ -519,8 +516,8 @@ class TransformerModel(RopeKeys):
         """Return the model whose attention a layer has, and the name of the layer's mixer among its parts."""
         if kind.mixer != "attention" or self.global_head_dim is None:
             return self, kind.mixer
-        is_global = kind.window is None
-        return self.attentions[is_global][0], GLOBAL_ATTENTION if is_global else kind.mixer
+        narrow, wide = self.attentions
+        return (wide[0], GLOBAL_ATTENTION) if kind.window is None else (narrow[0], kind.mixer)
 
     @property
     def _unlike(self) -> dict[str, int]:
