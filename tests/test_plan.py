@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import re
+import time
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -342,6 +345,24 @@ def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, 
         assert made.best.config.layer_loop == "unroll"
 
 
+def test_the_program_without_its_loop_takes_no_more_time_than_is_left(monkeypatch, forked_workers):
+    """Forty-eight layers of experts took a minute more than the budget, which candidates may."""
+    limits = []
+
+    def until(is_over):
+        limits.append(is_over)
+        return nullcontext()
+
+    monkeypatch.setattr("meshwright.api._plan_runner.compiling_until", until)
+    deep = {"model.num_layers": 4, "model.window": 16, "model.global_every": 2, "layer_loop": "unroll"}
+    mw.plan("bytes-nano", on="1xH100", overrides=deep, budget_seconds=60, search="rest")
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 61)
+    _, of_unrolled = limits
+    assert not of_unrolled()
+    monkeypatch.setattr("meshwright.api._plan_runner.time", late)
+    assert of_unrolled()
+
+
 @pytest.fixture(scope="module")
 def compared(forked_workers):
     knobs = [*FIXED, "context=1", "stage=1", "remat=full", "tensor=1"]
@@ -437,6 +458,17 @@ def test_where_the_bounds_leave_nothing_it_does_not_blame_the_budget(name, on, w
     assert words in text
     assert "budget" not in text
     assert made.ended == "none can fit"
+
+
+@pytest.mark.wide
+def test_where_nothing_else_fits_the_layers_wait_in_the_hosts_memory(forked_workers):
+    search = ["remat=full", "microbatch=1", "zero1=false"]
+    made = mw.plan("gpt2-124m", on="1xH100 reserve 78950MiB", budget_seconds=20, search=search)
+    assert made.winner is not None
+    assert made.winner.overrides["offload"] in ("state", "all")
+    assert all(each.fits is False for each in made.candidates if each.overrides["offload"] == "both")
+    assert "parameters wait in the hosts' memory, for nothing else" in " ".join(str(made).split())
+    assert 'offload = "' in made.to_toml()
 
 
 @pytest.mark.wide

@@ -150,7 +150,7 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "bytes-moe",
             "expert=4,fsdp=4",
             "batch.sequences = 8 does not divide over data*fsdp*expert = 16",
-            "context=4 in place of expert, with fold_experts = 'context' and zero1",
+            "--layout expert=2,context=2,fsdp=4 --set fold_experts=context --set zero1=true",
         ),
         (
             "deepseek-v2-lite",

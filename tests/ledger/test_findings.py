@@ -113,6 +113,8 @@ def test_work_that_several_devices_do_alike_is_found(lint):
     (found,) = lint(flops={"waste_by_module": {"layers/mlp": 25}, "executed": 100})
     assert found.kind == "work done twice"
     assert found.what == "layers/mlp: 25.0 FLOP beyond the model's, 25.0 % of what is executed"
+    (found,) = lint(flops={"waste_by_module": {"layers/delta_block/chunked_scan": 25}, "executed": 100})
+    assert "smaller model.scan_chunk" in found.fix
 
 
 def test_an_argument_that_stayed_on_the_device_is_found(lint, samples):

@@ -68,6 +68,20 @@ def test_no_device_gets_more_than_all_tokens_nor_others_where_experts_are_whole(
 
 
 @pytest.mark.parametrize(
+    ("width", "layout", "found"),
+    [(200, "data=8", True), (208, "data=8", False), (48, "tensor=2,data=4", True)],
+)
+def test_experts_of_a_width_that_no_kernel_takes_are_found_with_what_to_do(width, layout, found):
+    looped = weighed(f"model.mlp_dim={width}", layout=layout)
+    findings = [f for f in looped.ledger.findings if f.kind == "experts in a loop"]
+    assert len(findings) == found
+    for finding in findings:
+        wide, near = ("200", "192 or 208") if width == 200 else ("24", "16 or 32")
+        assert f"{wide} wide on a device" in finding.what
+        assert near in finding.fix
+
+
+@pytest.mark.parametrize(
     ("name", "load", "words"),
     [("bytes-moe", "0.9", "expected at least 1"), ("bytes-nano", "1.5", "has no effect without")],
 )

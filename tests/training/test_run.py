@@ -121,6 +121,29 @@ def test_a_run_is_resumed_to_what_it_would_have_been_and_told_so(tmp_path, one_d
     assert said == "from the checkpoint of step 4, continues to step 7"
 
 
+@pytest.mark.parametrize(
+    "formats",
+    [
+        pytest.param(("precision=bf16", "state.parameters=bf16", "state.moments=bf16"), id="bf16"),
+        pytest.param(
+            ("state.moments=8bit", "model.embed_dim=64", "model.mlp_dim=128"), id="moments in 8 bits"
+        ),
+    ],
+)
+def test_a_run_in_few_bits_is_resumed_bitwise(tmp_path, train, formats):
+    config = load_config("bytes-nano", [*formats, "model.num_layers=1"])
+    whole, kept = train(config, tmp_path / "whole", steps=4)
+    narrow = {str(leaf.dtype) for leaf in jax.tree.leaves(kept["optimizer"]) if leaf.ndim}
+    assert narrow & {"bfloat16", "uint8", "int8"}, narrow
+    train(config, tmp_path / "parts", steps=2)
+    measurement, state = train(config, tmp_path / "parts", steps=4, resume=True)
+    assert (measurement.steps, measurement.resumed_from) == (4, 2)
+    assert measurement.losses == whole.losses
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(kept), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
 def test_a_run_that_is_done_is_resumed_to_nothing(tmp_path, one_device, train):
     shutil.copytree(one_device.folder, tmp_path / "run")
     measurement, _ = train(one_device.config, tmp_path / "run", steps=7, resume=True)

@@ -33,6 +33,8 @@ from ._plan_runner import CandidateRunner, end_of, usual_workers
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
+LAYERS_WAIT = ("state", "all")  # values of `offload`
+HELD_NOTE = "the layers' parameters wait in the hosts' memory, for nothing else that was compiled fits"
 LEAST_BUDGET = 1.0  # seconds for one of several fleets, when those before it have spent all
 
 Search = Mapping[str, Any] | Sequence[str]
@@ -225,10 +227,35 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
             ended = STOPPED
     made = dataclasses.replace(runner.plan(ended), price=price)
     tried = runner.planned or not made.num_open
-    if made.winner is None and tried and not made.interrupted and not least_hope:
-        found = _what_would_fit(asked, fleet, candidates, workers)
-        made = dataclasses.replace(made, suggestions=found)
+    if made.winner is None and tried and not made.interrupted:
+        made = _with_layers_on_host(asked, fleet, made, workers)
+        if made.winner is None and not made.interrupted and not least_hope:
+            found = _what_would_fit(asked, fleet, candidates, workers)
+            made = dataclasses.replace(made, suggestions=found)
     return dataclasses.replace(made, seconds=time.monotonic() - asked.started)
+
+
+def _with_layers_on_host(asked: _Asked, fleet: Fleet, made: Plan, num_workers: int) -> Plan:
+    """Return a plan in which nothing fits with candidates whose layers wait in the hosts' memory, if any do.
+
+    They take what is left of the plan's time. A search that fixes `offload` stays as it is.
+    """
+    if not isinstance(made.config, RunConfig) or REST in asked.search or "offload" in asked.search:
+        return made
+    runner = _runner_of_rest(asked, fleet, {**asked.search, "offload": LAYERS_WAIT})
+    if runner is None:
+        return made
+    runner.of = "what fits with the layers in the hosts' memory"
+    more = runner.plan(runner.search_until_done(num_workers))
+    return dataclasses.replace(
+        more,
+        price=made.price,
+        num_considered=made.num_considered + more.num_considered,
+        num_open=made.num_open + more.num_open,
+        removed={**more.removed, **made.removed},
+        candidates=(*made.candidates, *more.candidates),
+        notes=(*made.notes, *([HELD_NOTE] if more.winner is not None else [])),
+    )
 
 
 def _smallest(asked: _Asked, fleets: Sequence[Fleet]) -> Plan:
@@ -295,14 +322,8 @@ def _first_fit(
     asked: _Asked, arguments: str, fleet: Fleet, knobs: Mapping[str, Sequence[str]], num_workers: int
 ) -> Change | None:
     """Return a change of fleet or knobs with a compiled candidate that fits; None if none is found."""
-    now = time.monotonic()
-    budget = min(asked.budget_seconds, asked.ends - now)
-    asked = dataclasses.replace(asked, search=knobs, started=now, budget_seconds=budget)
-    try:
-        runner = asked.runner(asked.candidates(fleet), fleet)
-    except InputError:  # no candidate is legal there
-        return None
-    if runner.search.probability_of_fitting().max() < LEAST_HOPE:
+    runner = _runner_of_rest(asked, fleet, knobs)
+    if runner is None:
         return None
     runner.stops_at_first_fit, runner.of = True, f"what fits with {arguments}"
     best = runner.plan(ended := runner.search_until_done(num_workers)).winner
@@ -321,3 +342,17 @@ def _first_fit(
         extra_seconds=None,
         failed="",
     )
+
+
+def _runner_of_rest(
+    asked: _Asked, fleet: Fleet, knobs: Mapping[str, Sequence[str]]
+) -> CandidateRunner | None:
+    """Return a search for what is left of the plan's time; None if no candidate is legal or likely to fit."""
+    now = time.monotonic()
+    budget = min(asked.budget_seconds, asked.ends - now)
+    asked = dataclasses.replace(asked, search=knobs, started=now, budget_seconds=budget)
+    try:
+        runner = asked.runner(asked.candidates(fleet), fleet)
+    except InputError:  # no candidate is legal there
+        return None
+    return None if runner.search.probability_of_fitting().max() < LEAST_HOPE else runner

@@ -148,16 +148,22 @@ class CandidateRunner:
         return needed if needed <= self.budget_seconds * MOST_RESERVED else 0.0
 
     def unroll_best(self) -> None:
-        """Compile the best candidate once more without its loop over layers; if that fails, the run."""
+        """Compile the best candidate once more without its loop over layers; if that fails, the run.
+
+        Both together may take what is left of the budget, or the time that was kept for one: layers of
+        experts compile several times longer than that.
+        """
+        ends = max(self.started + self.budget_seconds, time.monotonic() + self._reserved_seconds)
+        ends = min(ends, self.ends)
         rows = dict.fromkeys(row for row in (self.search.best, self.candidates.own) if row is not None)
         for row in rows if self._reserved_seconds else ():
             overrides = self.programs.unrolled(row)
-            if overrides is None or time.monotonic() > self.ends:
+            if overrides is None or time.monotonic() > ends:
                 continue
             weighing, failed = None, ""
             self._tell("the best without its loop over layers")
             try:
-                with compiling_until(lambda: time.monotonic() > self.ends):
+                with compiling_until(lambda: time.monotonic() > ends):
                     weighing = self.programs.weigh_with(overrides)
             except MeshwrightError as error:
                 failed = error.message

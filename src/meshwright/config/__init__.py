@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layer_kinds import LayerKind as LayerKind
     from ._layer_kinds import Stretch as Stretch
     from ._layer_kinds import holds_layers as holds_layers
+    from ._layer_lists import numbers_of_parts as numbers_of_parts
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES

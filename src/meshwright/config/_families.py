@@ -94,6 +94,8 @@ class Family:
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
     inverses: Mapping[str, str] = field(default_factory=dict[str, str])
     unturned: str = "none"
+    mixers: Mapping[str, str] = field(default_factory=dict[str, str])
+    numbered_by_part: bool = False
     rope_alpha: bool = False
     rope_growth: bool = False
 

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from meshwright.errors import InputError
 
 from ._families import ACTIVATIONS, ALWAYS_FALSE, BESIDE, FAMILIES, OF_TRAINING, Family
+from ._layer_lists import layers_json, read_layers
 from ._rotary_keys import (
     GLOBAL,
     LOCAL,
@@ -230,7 +231,7 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
         raise _lacks(name, " and ".join(missing), where)
     wrong: list[str] = []
     for ours, theirs in family.keys.items():
-        if ours in model:
+        if ours in model and (ours, model[ours]) != ("num_experts", 0):
             try:
                 _adapter(ours).validate_python(model[ours], strict=True)
             except ValidationError as error:
@@ -305,6 +306,7 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
         tree |= {"layer_types": [GLOBAL] * model.num_layers} if family.windows == BY_LAYER else {}
     if family.unturned == BY_LAYER:
         tree["no_rope_layers"] = [int(kind.has_positions) for kind in model.kinds]
+    tree |= layers_json(model, family) if family.mixers else {}
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, **rotary_json(model)}
     return tree
@@ -332,7 +334,8 @@ def _routing_json(model: TransformerModel, family: Family) -> dict[str, Any]:
 
 def _architecture(model: TransformerModel) -> dict[str, Any]:
     """Return the keys that describe the model, without those that only training reads."""
-    return {key: value for key, value in model.model_dump().items() if key not in OF_TRAINING}
+    keys = {key: value for key, value in model.model_dump().items() if key not in OF_TRAINING}
+    return {**keys, "layer_pattern": tuple(model.kinds)} if model.layer_pattern else keys
 
 
 def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -373,8 +376,9 @@ _OF_WINDOWS = {
 
 def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read a sliding window, and which layers have it: all, none, or all but the last of each group."""
-    windows = FAMILIES[given["model_type"]].windows
-    kinds, num_layers = given.get("layer_types"), model["num_layers"]
+    family = FAMILIES[given["model_type"]]
+    windows, num_layers = family.windows, model["num_layers"]
+    kinds = None if family.mixers else given.get("layer_types")
     if kinds is not None and (set(kinds) - {LOCAL, GLOBAL} or len(kinds) != num_layers):
         raise not_understood(where, {"num_hidden_layers": num_layers, "layer_types": kinds})
     if kinds is not None and LOCAL not in kinds:
@@ -498,16 +502,19 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
     if given.get("topk_method") == "greedy" or groups == (1, 1):
         model.pop("router_groups", None)
         model.pop("router_groups_chosen", None)
-    if not model.get("num_dense_layers"):
+    if not model.get("num_dense_layers") and not model.get("layer_pattern"):
         model.pop("dense_mlp_dim", None)
-    elif "dense_mlp_dim" not in model:
+    elif model.get("num_dense_layers") and "dense_mlp_dim" not in model:
         raise _lacks(given["model_type"], "intermediate_size", where)
 
 
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Check that a model of experts says how many; leave out the width of a dense MLP where none is dense."""
     family = FAMILIES[given["model_type"]]
-    for ours in ("experts_per_token", "num_experts"):
+    has_experts = not family.mixers or "experts" in model.get("layer_pattern", "experts")
+    for ours in (
+        ("experts_per_token", "num_experts") if has_experts and family.keys.get("num_experts") else ()
+    ):
         if (theirs := family.keys.get(ours)) is not None and ours not in model:
             others = [other for other, key in family.synonyms.items() if key == theirs]
             raise _lacks(given["model_type"], " or ".join((theirs, *others)), where)
@@ -535,6 +542,6 @@ def cached_config(name: str) -> Path | None:
 
 
 READERS: tuple[Callable[..., None], ...] = (
-    *(_activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _global_attention),
-    *(_unturned, _expert_mlp, _experts_beside),
+    *(read_layers, _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window),
+    *(_global_attention, _unturned, _expert_mlp, _experts_beside),
 )  # fmt: skip

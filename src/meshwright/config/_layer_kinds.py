@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MIXERS = ("attention", "local", "nope")
+MIXERS = ("attention", "local", "nope", "delta", "mamba")
 """Words for a mixer; `local` is attention with a window, `nope` attention without positions."""
 MLPS = ("mlp", "experts")
 MOST_LISTED = 512

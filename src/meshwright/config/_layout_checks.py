@@ -427,11 +427,35 @@ def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         nearest = or_list(near_multiples(replicas * micro, sequences))
         ways = or_list(near_divisors(sequences // micro, replicas))
         hint = f"use batch.sequences = {nearest}, or {names} = {ways}"
-        shared = layout.size("expert") * layout.size("context")
-        if layout.size("expert") > 1 and sequences % (replicas // layout.size("expert") * micro) == 0:
-            hint += f", or context={shared} in place of expert, with fold_experts = 'context' and zero1: "
-            hint += "then a group of experts shares its sequences"
+        if shares := _sharing_sequences(config, layout):
+            hint += f"; or {shares}: then devices of a group of experts share sequences"
         yield "batch.sequences", what, hint
+
+
+def _sharing_sequences(config: RunConfig, layout: Layout) -> str:
+    """Return arguments with which experts are over as many devices, of which several share a sequence.
+
+    `context` takes the smallest part of `expert` with which everything divides; "" if nothing does.
+    """
+    sequences, micro = config.batch.sequences, config.batch.microbatch_sequences or 1
+    expert, context = layout.size("expert"), layout.size("context")
+    for part in (part for part in range(2, expert + 1) if expert % part == 0):
+        if sequences % (layout.num_replicas // part * micro):
+            continue
+        sizes = {**dict(layout.axes), "expert": expert // part, "context": part * context}
+        axes = [axis for axis, _ in layout.axes if axis != "context"]
+        axes.insert(axes.index("expert") + 1, "context")
+        shared = Layout(axes=tuple((axis, sizes[axis]) for axis in axes if sizes[axis] > 1))
+        folded = "both" if config.fold_experts in ("tensor", "both") else "context"
+        for more in ({"zero1": True}, {}):
+            try:  # ZeRO-1 splits the state over `context` too, where it can
+                changed = {**config.model_dump(exclude_unset=True), "fold_experts": folded, **more}
+                check_layout(RunConfig.model_validate(changed), shared)
+            except (InputError, ValueError):
+                continue
+            settings = f"--set fold_experts={folded}" + " --set zero1=true" * bool(more)
+            return f"--layout {shared} {settings}"
+    return ""
 
 
 NEEDS = {"fp16": ("fp16",), "fp8": ("fp8-e4m3", "fp8-e5m2")}

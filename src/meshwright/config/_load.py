@@ -131,7 +131,7 @@ def text_reading(text: str) -> str:
         notes.append(f"model_type {own[:100]!r} is read as {family}, whose class its architectures name")
     for key in (key for key in FURTHER if tree.get(key) and family_of(tree) is not None):
         what = f"modules that predict further tokens ({key} = {tree[key]}) are left out, as in transformers"
-        notes.append(f"{what}; --set model.mtp_layers={tree[key]} trains as many")
+        notes.append(f"{what}, but for those that you train: --set model.mtp_layers={tree[key]}")
     return f"{text}: {'; '.join(notes)}" if notes else ""
 
 

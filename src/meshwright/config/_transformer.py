@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from ._global_keys import GlobalKeys
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -23,7 +24,6 @@ from ._layer_kinds import (
     words_of,
 )
 from ._model_kind import ModelSizes
-from ._rope_keys import RopeKeys
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -44,7 +44,7 @@ from ._transformer_checks import transformer_problems
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(RopeKeys):
+class TransformerModel(GlobalKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -180,17 +180,6 @@ class TransformerModel(RopeKeys):
     no_rope_every: OptionalPositive = None
     """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
     Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
-    global_head_dim: OptionalPositive = None
-    """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
-    Effect: the parameters and FLOPs of attention in those layers; no fused kernel takes more than 256.
-    Unit: numbers"""
-    global_kv_heads: OptionalPositive = None
-    """Key and value heads of those layers; needs `global_head_dim`.
-    Effect: that of `num_kv_heads`, in those layers. Unit: heads
-    Default: `num_kv_heads`"""
-    global_key_is_value: bool = False
-    """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
-    Effect: one matrix fewer in each of them."""
     layer_factor: bool = False
     """Multiply each layer's output by a number of its own, as Gemma 4 does.
     It is read from files and saved, and no gradient changes it.
@@ -332,6 +321,8 @@ class TransformerModel(RopeKeys):
         parts = self.num_layers if self.one_norm else parts
         norms = parts * norm * (2 if self.norm_place == "both" else 1)
         vectors = attention + self.count(mlp="mlp") * mlp + norms
+        vectors += self.count(mixer="delta") * (self.num_delta_parameters - self.num_delta_matrix_parameters)
+        vectors += self.count(mixer="mamba") * (self.num_mamba_parameters - self.num_mamba_matrix_parameters)
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
         biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
@@ -551,6 +542,13 @@ class TransformerModel(RopeKeys):
         ]
         return sum(width * (window - window**2 / (2 * length)) for window, width in seen) / self.num_layers
 
+    @property
+    def num_state_flops(self) -> int:
+        """FLOPs of all layers' states for a token, forward: 6 K V of a head's, or 4 N P of Mamba-2's."""
+        delta = 6 * (self.delta_heads or 0) * (self.delta_key_dim or 0) * (self.delta_value_dim or 0)
+        mamba = 4 * (self.mamba_heads or 0) * (self.mamba_state_dim or 0) * (self.mamba_head_dim or 0)
+        return self.count(mixer="delta") * delta + self.count(mixer="mamba") * mamba
+
     def unrolls(
         self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
     ) -> bool:
@@ -568,7 +566,7 @@ class TransformerModel(RopeKeys):
         # saves its input alone has little to copy; experts compile slowly, each by itself.
         one_gpu = platform == "cuda" and num_devices == 1
         worth = one_gpu and "full" not in block_policies(remat) and self.num_experts is None
-        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == 1
+        return worth and num_layers <= MOST_BY_ITSELF and len(self.period) == len(self.stretches) == 1
 
     @property
     def has_fp8_products(self) -> bool:
@@ -662,8 +660,14 @@ class TransformerModel(RopeKeys):
     def _matmul_parameters(self, routed: int) -> int:
         """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
         each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
-        attention = sum(count * model.num_attention_parameters for model, count in self.attentions)
-        return attention + self.num_dense_parameters + self.num_expert_layers * each
+        return self.num_mixer_parameters + self.num_dense_parameters + self.num_expert_layers * each
+
+    @property
+    def num_mixer_parameters(self) -> int:
+        """Number of weights of the mixers of all layers."""
+        states = self.count(mixer="delta") * self.num_delta_matrix_parameters
+        states += self.count(mixer="mamba") * self.num_mamba_matrix_parameters
+        return states + sum(count * each.num_attention_parameters for each, count in self.attentions)
 
     @field_validator("head_dim", mode="before")
     @classmethod

@@ -59,7 +59,8 @@ def _pattern_problems(model: TransformerModel) -> Iterator[Problem]:
 def _part_problems(model: TransformerModel, parts: set[str]) -> Iterator[Problem]:
     """Yield the parts of a pattern that need a key, and the keys that need a part."""
     key, written = "layer_pattern", f"= {model.layer_pattern[:60]!r}"
-    for part, name in (("local", "window"), ("experts", "num_experts")):
+    keys = {"local": "window", "experts": "num_experts", "delta": "delta_heads", "mamba": "mamba_heads"}
+    for part, name in keys.items():
         if part in parts and getattr(model, name) is None:
             yield key, f"{written} has {part!r}", f"set {name}, or leave {part!r} out"
         if part not in parts and getattr(model, name) is not None:

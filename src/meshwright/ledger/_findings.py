@@ -3,9 +3,10 @@
 Looked for: large arguments that every device holds whole although an axis could split them; saved activations
 that are identical on several devices although the batch could be divided among them; work that several
 devices duplicate; arguments meant for host memory that the compiler keeps on the device; gathers whose result
-is sliced again; gradients reduced in every microbatch; float32 matmuls among those in a narrower format; axes
-that would fit in a host but leave it; groups that straddle hosts, racks or TPU slices. Except for host
-memory, findings below 1 % of the device's memory, of the step's FLOPs or of its traffic are left out.
+is sliced again; gradients reduced in every microbatch; float32 matmuls among those in a narrower format;
+experts of a width that no kernel takes; axes that would fit in a host but leave it; groups that straddle
+hosts, racks or TPU slices. Except for host memory and for widths, findings below 1 % of the device's memory,
+of the step's FLOPs or of its traffic are left out.
 
 `Replication` finds the axes along which all devices hold the same value. Every value of the program gets the
 set of axes along which devices may differ, starting from the shardings of the arguments. The result of an
@@ -48,11 +49,14 @@ from ._ledger_records import Buffer, Collective, Finding, FlopLedger, MemoryLedg
 from ._traffic import Message, message_of
 from ._work_rules import work_of
 
+SCAN = "chunked_scan"  # the scope of mixers with a state, whose chunks take more products than a recurrence
 SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
 JOINING_AXES = ("data", "stage")  # their messages between TPU slices are few, and run beside products
 KEPT = ("saved_activations", "logits_and_loss")
+KERNEL_WIDTH = 16  # a factor of each side of the matrices that the experts' kernels take (`grouped_products`)
+_LOOPED = re.compile(r"/experts/.*/needed_\d+_of_\d+/\w+/(?:closed_call/)?while/body/.*dot_general")
 
 
 def findings_of(
@@ -83,6 +87,7 @@ def findings_of(
         *_reduced_each_microbatch(executions.program, messages, SMALL_SHARE * sent_bytes),
         *_products_of_split_matrices(executions, messages, compiled.num_devices, flops, sent_bytes),
         *_float32_matmuls(executions, compiled.num_devices, flops),
+        *_looped_experts(executions, compiled.platform),
         *_axes_that_leave_the_host(compiled.mesh_axes, fleet, traffic, SMALL_SHARE * sent_bytes),
     )
 
@@ -151,13 +156,16 @@ def _duplicated_work(flops: FlopLedger, axes: Mapping[str, int]) -> Iterator[Fin
         if wasted > SMALL_SHARE * flops.executed:
             heads = " (of key-value heads, by a smaller tensor)" if axes.get("tensor", 1) > 1 else ""
             experts = ": of experts, by more tokens in a microbatch" if "expert" in module else ""
+            fix = f"split its operands over the axis whose devices do the same{heads}, or drop the "
+            fix += f"padding{experts}"
+            if module.rpartition("/")[2] == SCAN:
+                fix = "take a smaller model.scan_chunk, with more rounds of a loop: chunks have this price"
             yield Finding(
                 kind="work done twice",
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
-                fix=f"split its operands over the axis whose devices do the same{heads}, or drop the "
-                f"padding{experts}",
+                fix=fix,
             )
 
 
@@ -265,6 +273,32 @@ def _float32_matmuls(executions: Executions, num_devices: int, flops: FlopLedger
                 source_line=line,
                 fix="cast both operands to the narrower format; keep float32 only for the sums",
             )
+
+
+def _looped_experts(executions: Executions, platform: str) -> Iterator[Finding]:
+    """Yield a finding if a GPU multiplies experts of our models tile by tile in a loop, for want of a factor.
+
+    The widths are those of one device, over which `tensor` may split the hidden units.
+    """
+    if platform != "cuda":
+        return
+    widths = set[int]()
+    for execution in executions:
+        if _LOOPED.search(execution.instruction.op_name):
+            arrays = execution.computation.operand_arrays(execution.instruction)
+            widths |= {size for array in arrays for size in array.dims[-2:] if size % KERNEL_WIDTH}
+    for width in sorted(widths - {1}):
+        near = [
+            size for size in (width // KERNEL_WIDTH * KERNEL_WIDTH, -(-width // KERNEL_WIDTH) * KERNEL_WIDTH)
+        ]
+        yield Finding(
+            kind="experts in a loop",
+            what=f"the experts' matrices are {width} wide on a device, without a factor of {KERNEL_WIDTH}: a "
+            "loop multiplies one tile of rows after another, where a kernel would multiply all at once",
+            source_line="",
+            fix=f"use a width of {' or '.join(str(size) for size in near if size)} on each device "
+            "(model.mlp_dim, and the devices of `tensor`), or model.capacity_factor, whose buffers need none",
+        )
 
 
 def _axes_that_leave_the_host(

@@ -75,12 +75,13 @@ from ._space import (
     DATA,
     EXPERT,
     FSDP,
-    SETTINGS,
+    PARTS,
     STAGE,
     TENSOR,
     Candidates,
     experts_spread,
     groups_of_stage,
+    waits,
 )
 from ._state import (
     Weights,
@@ -122,11 +123,7 @@ class Form:
         self.ticks = self.passes + (self.stage - 1) / self.chunks  # in passes through all layers of a stage
         self.weights = weights_of(config)
         self.frozen = config.lora.rank is not None
-        offloads = SETTINGS["offload"]
-        self.moments_wait, self.inputs_wait = (
-            np.isin(self.offload, [offloads.index(name), offloads.index("both")])
-            for name in ("optimizer", "activations")
-        )
+        self.moments_wait, self.layers_wait, self.inputs_wait = (waits(self.offload, part) for part in PARTS)
         self.is_transformer = isinstance(model, TransformerModel)
         self.layers, self.first_layers = num_layers_of(config)
         self.expert_axes, self.whole_experts = experts_spread(config, candidates.sizes)
@@ -209,8 +206,14 @@ class Form:
 
     def _state(self, moments: float) -> Numbers:
         """Return the bytes of parameters, and the given bytes for each unless moments wait in host memory."""
-        each = self.kept.parameter + np.where(self.moments_wait, 0.0, moments)
-        return self._held_trained(over_data=True) * each + self._frozen_bytes()
+        held = self._held_trained(over_data=True)
+        stays = held - np.where(self.layers_wait, self._held_layers(), 0.0)
+        moments_bytes = np.where(self.moments_wait, 0.0, held * moments)
+        return stays * self.kept.parameter + moments_bytes + self._frozen_bytes()
+
+    def _held_layers(self) -> Numbers:
+        """Return the parameters of layers that one device holds."""
+        return self._held(replace(self.weights, tables=0), over_data=True)
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
@@ -288,6 +291,8 @@ class Form:
         block_parameters = float(model.num_matmul_parameters)
         head = self.vocab * self.width if self.is_transformer else 0.0
         attention = 4 * self.seen * self.heads_width * 3 * self.layers
+        if isinstance(model, TransformerModel):
+            attention += 3 * model.num_state_flops
         each = 4 if self.frozen else 6  # frozen matrices have no gradients
         first = self.weights.first / max(block_parameters, 1.0)  # without a bubble
         blocks = (each * (block_parameters - head) + attention) * tokens / devices
@@ -653,6 +658,9 @@ class Form:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
         held = self._held_trained(over_data=True)
         waits = np.where(self.moments_wait, self._host(held * self.kept.usual * 2), 0.0)
+        # Layers' parameters are fetched in both passes of each microbatch, and for the update and back.
+        layers = self._held_layers() * self.kept.parameter * (2 * self.passes + 2)
+        waits = waits + np.where(self.layers_wait, self._host(layers), 0.0)
         # A parameter and Adam's two moments are read and written.
         narrow = 2 * (FP32 - self.kept.parameter) + 4 * (FP32 - self.kept.moment)
         return self._passes(held * (FP32 * STATE_PASSES - narrow)) + waits

@@ -26,6 +26,7 @@ from meshwright.config import (
     AXIS_ALIASES,
     EXPERT_DIMS,
     NAMED_REMAT,
+    OFFLOADED,
     PARAMETER_RULES,
     RESULTS,
     SEARCHED_REMAT,
@@ -50,7 +51,7 @@ STAGE, DATA, FSDP, CONTEXT, EXPERT, TENSOR = range(len(AXES))
 SETTINGS: Mapping[str, Sequence[str]] = {
     "remat": RematValues(),
     "zero1": ("false", "true"),
-    "offload": ("none", "optimizer", "activations", "both"),
+    "offload": tuple(OFFLOADED),
     "pipeline": ("1f1b", "gpipe"),
     "pipeline_chunks": tuple(str(count) for count in range(1, 33)),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
@@ -64,6 +65,8 @@ KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)
 """Everything that `fix` and `vary` may name."""
 _OTHER_NAMES = {"batch.microbatch_sequences": MICROBATCH, "microbatch_sequences": MICROBATCH, **AXIS_ALIASES}
 MOST_CANDIDATES = 4_000_000
+SEARCHED_OFFLOAD = ("none", "optimizer", "activations", "both")  # parameters wait where nothing else fits
+PARTS = ("moments", "parameters", "activations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,6 +487,7 @@ def _with_settings(
     """Return each layout with each of its settings, without those that make the same program twice."""
     choices: dict[str, list[int]] = {}
     usual = {"precision": (config.precision,), "remat": dict.fromkeys((*SEARCHED_REMAT, config.remat))}
+    usual["offload"] = dict.fromkeys((*SEARCHED_OFFLOAD, config.offload))
     for name, values in SETTINGS.items():
         chosen = allowed.get(name, usual.get(name, values))
         choices[name] = [values.index(value) for value in chosen]
@@ -588,9 +592,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
     """Return for each rule about settings, which candidates keep it."""
     model = config.model
     remat, offload = candidates.settings["remat"], candidates.settings["offload"]
-    names = SETTINGS["offload"]
-    activations = (offload == names.index("activations")) | (offload == names.index("both"))
-    moments = (offload == names.index("optimizer")) | (offload == names.index("both"))
+    moments, parameters, activations = (waits(offload, part) for part in PARTS)
     full, zero1 = remat == SETTINGS["remat"].index("full"), candidates.settings["zero1"] == 1
     has_moments = bool(config.optimizer.moments())
     split = [
@@ -615,6 +617,8 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "offload of activations needs remat = full and one stage": ~activations
         | (full & model.has_blocks & (candidates.size(STAGE) == 1)),
         "offload of moments needs moments": ~moments | has_moments,
+        "offload of parameters needs a loop over layers, one stage, no zero1 and no adapters": ~parameters
+        | (keeps_layers(config) & (candidates.size(STAGE) == 1) & ~zero1),
         "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
         | (_all_divisible(split, sharing) & (~by_columns | _all_divisible(widths, sharing * tensor))),
@@ -630,6 +634,16 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
         "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }
+
+
+def waits(offload: Column, part: str) -> NDArray[np.bool_]:
+    """Return which candidates keep a part of the run in the hosts' memory."""
+    return np.isin(offload, [i for i, name in enumerate(SETTINGS["offload"]) if part in OFFLOADED[name]])
+
+
+def keeps_layers(config: RunConfig) -> bool:
+    """Return whether a run's layers could wait in the hosts' memory, in some layout."""
+    return config.model.has_blocks and not getattr(config.model, "unroll", False) and config.lora.rank is None
 
 
 def _has_whole_groups(config: RunConfig, candidates: Candidates) -> NDArray[np.bool_]:

@@ -37,8 +37,7 @@ def weights_of(config: RunConfig) -> Weights:
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
-    attention = sum(count * each.num_attention_parameters for each, count in model.attentions)
-    blocks = attention + model.num_dense_parameters
+    blocks = model.num_mixer_parameters + model.num_dense_parameters
     first = model.num_first_layers and model.num_first_parameters + (
         model.num_first_layers * model.num_attention_parameters
     )

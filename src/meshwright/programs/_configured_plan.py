@@ -178,7 +178,7 @@ class RunPrograms:
         """Return the overrides of a candidate without a loop over its layers; None if it has no such loop."""
         config, fleet, layout = self._resolved(row)
         model = config.model
-        if not self.unrolling_seconds or layout.size("stage") > 1:
+        if not self.unrolling_seconds or layout.size("stage") > 1 or config.waits("parameters"):
             return None
         assert isinstance(model, TransformerModel), "only these have seconds of unrolling"
         if model.unrolls(

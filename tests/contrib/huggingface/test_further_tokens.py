@@ -139,6 +139,6 @@ def test_a_file_that_has_modules_says_that_they_are_left_out(folder, tmp_path):
     text = (folder / "config.json").read_text()
     (tmp_path / "config.json").write_text(text.replace("{", '{"num_nextn_predict_layers": 1,', 1))
     assert load_config(str(tmp_path)).model.mtp_layers == 0
-    assert text_reading(str(tmp_path)).endswith("--set model.mtp_layers=1 trains as many")
+    assert text_reading(str(tmp_path)).endswith("those that you train: --set model.mtp_layers=1")
     with pytest.raises(InputError, match=r"weights of model\.mtp_layers = 1 are not read"):
         FirstWeights(folder, load_config(str(folder), {"model.mtp_layers": 1}))

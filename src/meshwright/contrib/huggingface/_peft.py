@@ -141,6 +141,7 @@ def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
         (_, (model, _)) = model.attentions
     return {
         "query": (model.num_heads, model.head_dim),
+        "output_gate": (model.num_heads, model.head_dim),
         "key": (model.num_kv_heads, model.head_dim),
         "value": (model.num_kv_heads, model.head_dim),
         "output": (model.embed_dim,),

@@ -21,9 +21,17 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import FAMILIES, Family, TransformerModel, holds_layers, weight_parameters
+from meshwright.config import (
+    FAMILIES,
+    Family,
+    TransformerModel,
+    holds_layers,
+    numbers_of_parts,
+    weight_parameters,
+)
 from meshwright.errors import InputError, nearest_name
 from meshwright.trainer.models import Parameter, is_parameter
+from meshwright.trainer.models.state_mixer import TAPS
 from meshwright.trainer.models.transformer import Transformer
 
 Path = tuple[str, ...]
@@ -31,7 +39,11 @@ Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloa
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
-BARE = ("sinks", "factor", "alpha_p", "alpha_n", "input_scale", "output_scale")  # with the name that is given
+BARE = (
+    *("sinks", "factor", "alpha_p", "alpha_n", "input_scale", "output_scale"),
+    *("log_rate", "step_bias", "skip"),
+)
+"""Parameters whose arrays have the name that a family gives."""
 ENTRY = "[{expert}]"  # ends the name of an array with all experts of a layer
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
@@ -42,7 +54,8 @@ class Weight:
 
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
-    theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
+    theirs has the outputs first. `heads`: theirs has all of one head together, then those of the next; 0 if
+    it does not. `of_taps`: theirs has a convolution's weights [channels, 1, taps].
     `alternating`: the outputs of ours take turns in theirs, one of each.
     `one_row`: theirs is a matrix of one row, and ours a vector. `layers`: the number of their layer for each
     row of ours. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
@@ -54,7 +67,8 @@ class Weight:
     ours: tuple[Path, ...]
     num_inputs: int = 0
     transposed: bool = True
-    by_head: bool = False
+    heads: int = 0
+    of_taps: bool = False
     alternating: bool = False
     layers: tuple[int, ...] = ()
     one_row: bool = False
@@ -114,24 +128,43 @@ def _weights(
         name, last = stack[0][0], stack[0][-1]
         if stack[0] not in declared:
             continue
-        is_product = declared[stack[0]].initial == "fan_in" and last not in TABLES
+        of_taps = last.endswith(TAPS)
+        is_product = declared[stack[0]].initial == "fan_in" and last not in TABLES and not of_taps
         num_inputs = int(is_product) + (last == "output")
         weight = Weight(
             name=chosen[ours] if _is_whole(last, chosen[ours]) else f"{chosen[ours]}.weight",
             ours=stack,
             num_inputs=num_inputs,
             transposed=not (is_product and ours in family.inputs_first),
-            by_head=ours in family.by_head,
+            heads=_num_heads(stack[0], declared[stack[0]], model) if ours in family.by_head else 0,
+            of_taps=of_taps,
             alternating=ours in family.alternating,
             one_row=ours in family.one_row,
-            layers=tuple(model.layers_with(name, stack[0][1])) if holds_layers(name) else (),
+            layers=_their_layers(family, stack[0], model) if holds_layers(name) else (),
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
         yield weight
         biases = tuple((*path[:-1], "bias" if last == "scale" else f"{path[-1]}{BIAS}") for path in stack)
         if biases[0] in declared and f"{ours.rpartition('.')[0]}.{biases[0][-1]}" not in named:
             name = f"{chosen[ours]}.bias"
-            yield replace(weight, name=name, ours=biases, num_inputs=0, transposed=True, added=0.0)
+            vectors = {"num_inputs": 0, "transposed": True, "added": 0.0, "of_taps": False}
+            yield replace(weight, name=name, ours=biases, **vectors)
+
+
+def _their_layers(family: Family, path: Path, model: Transformer) -> tuple[int, ...]:
+    """Return the number of their layer for each row of ours."""
+    stretch, part, *_ = path
+    layers = model.layers_with(stretch, part)
+    if not family.numbered_by_part:
+        return tuple(layers)
+    numbers = numbers_of_parts(list(model.config.kinds))
+    is_mlp = part.split("_")[0] in ("mlp", "experts", "shared")
+    return tuple(numbers[layer][is_mlp] for layer in layers)
+
+
+def _num_heads(path: Path, declared: Parameter, model: Transformer) -> int:
+    """Return the heads by which the arrays of one entry take turns: a gated delta net's are key heads."""
+    return (path[1] == "delta" and model.config.delta_key_heads) or declared.shape[-2]
 
 
 def _is_whole(last: str, name: str) -> bool:
@@ -250,10 +283,12 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     """Return theirs from ours: of one layer and expert."""
     if weight.ours[0][0] in TABLES:
         return arrays[0]
+    if weight.of_taps:
+        return np.concatenate([array.reshape(-1, 1, array.shape[-1]) for array in arrays])
     rows = [_rows(weight, array) for array in arrays]
     if weight.alternating:
         joined = np.stack(rows, axis=2).reshape(len(rows[0]), -1)
-    elif weight.by_head:
+    elif weight.heads:
         joined = np.concatenate(rows, axis=2).reshape(len(rows[0]), -1)
     else:
         joined = _side_by_side(rows)
@@ -265,7 +300,7 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
 def _rows(weight: Weight, array: Numbers) -> Numbers:
     """Return one of ours as [inputs, outputs]; as [inputs, heads, numbers] if theirs are by head."""
     num_rows = math.prod(array.shape[: weight.num_inputs])
-    return array.reshape(num_rows, *array.shape[-2:]) if weight.by_head else array.reshape(num_rows, -1)
+    return array.reshape(num_rows, weight.heads, -1) if weight.heads else array.reshape(num_rows, -1)
 
 
 def _side_by_side(rows: list[Numbers]) -> Numbers:
@@ -286,13 +321,16 @@ def _divided(
         )
     if weight.ours[0][0] in TABLES:
         return dict.fromkeys(ours, array)
+    sizes = [math.prod(shape[weight.num_inputs :]) for shape in ours.values()]
+    if weight.of_taps:
+        channels = np.cumsum([math.prod(shape[:-1]) for shape in ours.values()])[:-1]
+        parts = np.split(array, channels)
+        return {path: part.reshape(ours[path]) for path, part in zip(ours, parts, strict=True)}
     rows = array.T if weight.num_inputs and weight.transposed else array
     rows = rows if weight.num_inputs or weight.one_row else rows[None]
-    if weight.by_head:
-        heads = next(iter(ours.values()))[-2]
-        by_head = np.split(
-            rows.reshape(len(rows), heads, -1), np.cumsum([shape[-1] for shape in ours.values()])[:-1], axis=2
-        )
+    if weight.heads:
+        ends = np.cumsum([size // weight.heads for size in sizes])[:-1]
+        by_head = np.split(rows.reshape(len(rows), weight.heads, -1), ends, axis=2)
         return {path: part.reshape(shape) for part, (path, shape) in zip(by_head, ours.items(), strict=True)}
     ends = np.cumsum([math.prod(shape[weight.num_inputs :]) for shape in ours.values()])
     if weight.alternating:

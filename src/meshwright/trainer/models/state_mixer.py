@@ -92,7 +92,7 @@ def mixed(
         }
         of_vectors = {name: activation_spec(declared[name].dims, mesh) for name in vectors}
         of_places = tokens if places is not None else PartitionSpec()
-        with jax.named_scope("chunked_scan"):
+        with jax.named_scope("chunked_scan"), jax.named_scope("states"):
             each = on_each_device(
                 local, mesh, (of_inputs, of_vectors, of_places), activation_spec(HEADS, mesh)
             )

@@ -32,8 +32,8 @@ from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
 from .rotary import grown, rotated, score_factor, turns_of
 
 PRODUCTS = (
-    *("query_down", "query", "key_down", "key", "value", "output_gate", "key_rotary"),
-    *("output", "up", "gate", "down"),
+    *("query_down", "query", "key_down", "key", "value", "key_rotary", "beta", "step", "decay_down", "decay"),
+    *("output_gate_down", "output_gate", "output", "up", "gate", "down"),
 )
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
@@ -51,6 +51,11 @@ NAMES = {
     ("mlp", "gate"): "mlp_gate",
     ("mlp", "down"): "mlp_out",
 }
+STATE_MIXERS = ("delta", "mamba")
+NAMES |= {
+    (mixer, name): NAMES.get(("attention", name), "value") for mixer in STATE_MIXERS for name in PRODUCTS
+}
+NAMES |= {(mixer, f"{name}_down"): "latents" for mixer in STATE_MIXERS for name in ("decay", "output_gate")}
 NAMES |= {("shared", name): NAMES["mlp", name] for name in ("up", "gate", "down")}
 NAMES |= {(GLOBAL_ATTENTION, name): of for (group, name), of in NAMES.items() if group == "attention"}
 """The name of each product's result, by which a list of what a block keeps chooses it (`config.RESULTS`)."""
@@ -77,7 +82,15 @@ class Block:
         names = [f"{group}_{place}" for group in normed for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
         if kind.mixer == "attention":
-            declared[self._attention] = self._attention_parameters()
+            declared[self._part] = self._attention_parameters()
+        if kind.mixer == "delta":
+            from .delta_net import delta_parameters
+
+            declared["delta"] = delta_parameters(c)
+        if kind.mixer == "mamba":
+            from .mamba import mamba_parameters
+
+            declared["mamba"] = mamba_parameters(c)
         if c.layer_factor:
             factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
             declared["layer"] = {"factor": factor}
@@ -144,9 +157,10 @@ class Block:
     ) -> tuple[Array, Balance | None]:
         """Return the output of layer `index` [batch, sequence, embed], and the `Balance` of its experts."""
         c, entered, balance = self.config, x, None
-        if self.kind.mixer == "attention":
-            with jax.named_scope("attention_block"):
-                out, layer = self._attended(x, layer, context, documents)
+        if (mixer := self.kind.mixer) is not None:
+            with jax.named_scope(f"{mixer}_block"):
+                mix = self._attended if mixer == "attention" else self._states
+                out, layer = mix(x, layer, context, documents)
                 out = scaled(dropped_out(out, c, context, 2 * index), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
                 x = checkpoint_name(x, AFTER_ATTENTION)
@@ -160,8 +174,8 @@ class Block:
         return self._scaled(x, layer, context), balance
 
     @property
-    def _attention(self) -> str:
-        """The name of attention's parameters among the layer's parts."""
+    def _part(self) -> str:
+        """The name of the mixer's parameters among the layer's parts."""
         assert self._mixer is not None, "the layer has no mixer"
         return self._mixer
 
@@ -181,16 +195,40 @@ class Block:
         query, key, value = self._projections(h, layer, context, documents)
         if (factor := score_factor(c)) != 1:
             query = query * jnp.asarray(factor, query.dtype)
-        held = layer[self._attention]
+        held = layer[self._part]
         sinks = context.gather(held["sinks"], "heads", wide=True) if c.attention_sinks else None
         out = causal_attention(query, key, value, context, documents, shape, sinks)
         if c.attention_gate:
-            out = out * jax.nn.sigmoid(self._project(h, layer, self._attention, "output_gate", context))
-        y = self._multiplied(out, layer, self._attention, "output", context)
+            out = out * jax.nn.sigmoid(self._project(h, layer, self._part, "output_gate", context))
+        return self._mixed(out, layer, context)
+
+    def _states(
+        self, x: Array, layer: Tree, context: Context, documents: Documents | None
+    ) -> tuple[Array, Tree]:
+        """Return what a mixer with states adds to the residual `x`, and the layer to use after it."""
+        mixer = self._part
+        h, layer = self._input_of(mixer, x, layer, context)
+
+        # The bias of steps is the mixer's own, added in float32, and none of the product that makes them.
+        matrices = {**layer, mixer: {name: x for name, x in layer[mixer].items() if name != "step_bias"}}
+
+        def project(x: Array, name: str) -> Array:
+            return self._project(x, matrices, mixer, name, context)
+
+        if mixer == "delta":
+            from .delta_net import apply_delta as apply
+        else:
+            from .mamba import apply_mamba as apply
+        out = apply(h, layer[mixer], project, self.config, context, documents)
+        return self._mixed(out, layer, context)
+
+    def _mixed(self, out: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
+        """Return the product of a mixer's heads with `output`, and the layer to use after it."""
+        y = self._multiplied(out, layer, self._part, "output", context)
         for group in ("mlp", "shared"):
             y, layer = delay_weight_grads(y, layer, group, ("down",), context)
-        out = self._placed(y, out, layer, self._attention, "output", context)
-        return self._normed_after(out, layer, "attention_out_norm", context), layer
+        out = self._placed(y, out, layer, self._part, "output", context)
+        return self._normed_after(out, layer, f"{self.kind.mixer}_out_norm", context), layer
 
     def _mlps(self, h: Array, x: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
         """Return the output of the block's MLP, or of its experts with their `Balance`. `x`: the residual."""
@@ -213,11 +251,11 @@ class Block:
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
         """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
-        name = "attention_norm" if self.config.one_norm else f"{group}_norm"
+        name = f"{self.kind.mixer}_norm" if self.config.one_norm else f"{group}_norm"
         if name not in layer:
             return x, layer
         split = normed(x, layer[name], self.config, context, splits=True)
-        for each in (group, "shared") if group == "mlp" else (self._attention,):
+        for each in (group, "shared") if group == "mlp" else (self._part,):
             split, layer = delay_weight_grads(split, layer, each, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
@@ -231,12 +269,12 @@ class Block:
         places = places_of(h.shape[1], context, documents) if has_places else None
 
         def project(x: Array, name: str) -> Array:
-            return self._project(x, layer, self._attention, name, context)
+            return self._project(x, layer, self._part, name, context)
 
         if c.latent_rank is not None:
             from .latent_attention import latent_projections
 
-            return latent_projections(h, layer[self._attention], project, places, c, context)
+            return latent_projections(h, layer[self._part], project, places, c, context)
         query, key = (project(h, name) for name in ("query", "key"))
         value = key if c.global_key_is_value else project(h, "value")
         if c.value_norm:
@@ -338,8 +376,8 @@ class Block:
 
         Over the numbers of each head, or of all heads together.
         """
-        dims = self.declared[self._attention][f"{name}_norm"].dims
-        scale = context.gather(layer[self._attention][f"{name}_norm"], *dims, wide=True).reshape(-1)
+        dims = self.declared[self._part][f"{name}_norm"].dims
+        scale = context.gather(layer[self._part][f"{name}_norm"], *dims, wide=True).reshape(-1)
         rows = x.reshape(*x.shape[:2], -1, scale.size)
         return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 
