@@ -7,7 +7,7 @@ from ._section import OptionalPositive
 
 
 class GlobalKeys(RopeKeys):
-    """The sizes of such attention, where they are not those of the other layers."""
+    """The sizes of such attention, where they are not those of the other layers, and Gemma 4's factor."""
 
     global_head_dim: OptionalPositive = None
     """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
@@ -20,3 +20,7 @@ class GlobalKeys(RopeKeys):
     global_key_is_value: bool = False
     """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
     Effect: one matrix fewer in each of them."""
+    layer_factor: bool = False
+    """Multiply each layer's output by a number of its own, as Gemma 4 does.
+    It is read from files and saved, and no gradient changes it.
+    Effect: a number per layer, not counted as parameters."""

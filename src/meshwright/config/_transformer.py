@@ -180,10 +180,6 @@ class TransformerModel(GlobalKeys):
     no_rope_every: OptionalPositive = None
     """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
     Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
-    layer_factor: bool = False
-    """Multiply each layer's output by a number of its own, as Gemma 4 does.
-    It is read from files and saved, and no gradient changes it.
-    Effect: a number per layer, not counted as parameters."""
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
     The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
