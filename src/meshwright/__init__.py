@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .contrib.check import Difference as Difference
     from .contrib.check import check as check
     from .contrib.check import diff as diff
+    from .contrib.explain import Explanation as Explanation
+    from .contrib.explain import explain_file as explain_file
     from .contrib.scripts import script as script
     from .contrib.torch import torch_step as torch_step
     from .contrib.torch_as_jax import module_as_jax as module_as_jax

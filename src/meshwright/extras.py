@@ -24,7 +24,7 @@ PURPOSES = {
     "tokenizers": "read a tokenizer.json",
     "parquet": "read Parquet files",
     "check": "write figures into a file of budgets",
-    "jobs": "write job files for Kubernetes and SkyPilot",
+    "jobs": "read and write job files of Kubernetes and SkyPilot",
     "prices": "refresh list prices",
     "programs": "run examples/programs",
 }

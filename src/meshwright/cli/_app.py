@@ -54,6 +54,8 @@ PANELS = {
             "meshwright.contrib.check._commands",
             "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100",
         ),
+        "gate": ("meshwright.contrib.gate._commands", "gate train.sbatch --max-cost 5000"),
+        "explain": ("meshwright.contrib.explain._commands", "explain train.log"),
     },
     RUN: {
         "sweep": ("_train_command", "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1"),

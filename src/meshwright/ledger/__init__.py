@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._ledger_records import Timeline as Timeline
     from ._library_calls import FOURIER as FOURIER
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
+    from ._memory_ledger import memory_of as memory_of
+    from ._memory_ledger import parse_assignment as parse_assignment
     from ._traffic import EXCHANGES as EXCHANGES
     from ._traffic import Message as Message
     from ._traffic import channels_through_loops as channels_through_loops

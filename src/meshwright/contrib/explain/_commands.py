@@ -1,0 +1,46 @@
+"""Define `meshwright explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.cli import JsonFlag, answer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def explain(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A log with an out-of-memory error, a folder of --xla_dump_to, a memory snapshot of "
+            "PyTorch, or "
+            "a memory profile of JAX.",
+            show_default=False,
+        ),
+    ],
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="FLEET", help="Compare a dump or a profile with these devices."),
+    ] = None,
+    as_json: JsonFlag = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page.")] = None,
+) -> None:
+    """Say what ran out of memory, from a log, a dump, a snapshot or a profile."""
+    from ._verb import explain_file
+
+    made = explain_file(file, on=on)
+    if html is not None:
+        made.to_html(html)
+
+    def page() -> RenderableType:
+        from meshwright.report import renderable
+
+        return renderable(made)
+
+    answer(as_json, made.to_dict() if as_json else None, page)

@@ -1,0 +1,341 @@
+"""Read the commands of a shell script without running anything.
+
+Variables that the script itself sets to plain text are put in, and so are defaults (`${TP:-1}`). What only a
+run would know stays unknown: positional arguments, `$(...)`, and what is set inside `if` and loops. An
+unknown part of a word is its text between two zero bytes; readers refuse words with one where they matter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from meshwright.errors import InputError
+
+MOST_WORDS = 20_000  # of one script, after variables are put in
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.ASCII | re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BRACED = re.compile(r"([A-Za-z_]\w*)(\[[@*]\])?(?:(:?[-=])(.*))?", re.ASCII | re.DOTALL)
+_OPENS = frozenset({"if", "for", "while", "until", "case", "select", "{"})
+_CLOSES = frozenset({"fi", "done", "esac", "}"})
+_PREFIXES = frozenset(
+    {"then", "do", "else", "elif", "export", "declare", "local", "readonly", "typeset", "!"}
+)
+_ENDS = "\n;&|"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The words of one command, with the variables that are set for it alone."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def is_known(word: str) -> bool:
+    """Return whether all of a word is known without a run."""
+    return "\0" not in word
+
+
+def shown(word: str) -> str:
+    """Return a word with its unknown parts as the script writes them."""
+    return word.replace("\0", "")
+
+
+class _Script:
+    """A walk over a text: its variables so far, and the commands that it has passed."""
+
+    def __init__(self, file: str, text: str, given: Mapping[str, str]) -> None:
+        self.file, self.text, self.place = file, text.replace("\\\n", " "), 0
+        self.scalars: dict[str, str] = dict(given)
+        self.arrays: dict[str, list[str]] = {}
+        self.given = frozenset(given)
+        self.depth = 0
+        self.waiting: list[str] = []  # ends of here-documents that begin after this line
+        self.num_words = 0
+
+    def commands(self) -> Iterator[Command]:
+        """Yield the commands in order."""
+        while self.place < len(self.text):
+            words = self._line()
+            while words and (
+                words[0] in _PREFIXES or words[0] in _OPENS | _CLOSES or words[0].endswith("()")
+            ):
+                self.depth += words[0] in _OPENS
+                self.depth -= words[0] in _CLOSES and self.depth > 0
+                words = words[1:]
+            own: dict[str, str] = {}
+            while words and (found := _ASSIGNMENT.fullmatch(words[0])):
+                own[found[1]] = found[3]
+                words = words[1:]
+            if words:
+                yield Command(tuple(words), own)
+
+    def _line(self) -> list[str]:
+        """Return the words up to the next end of a command; assignments of a line of its own are made."""
+        words: list[str] = []
+        only_sets = True
+        while self.place < len(self.text):
+            letter = self.text[self.place]
+            if letter in _ENDS:
+                self.place += 1
+                if letter == "\n":
+                    self._skip_documents()
+                if words:
+                    break
+                continue
+            if letter in " \t()":
+                self.place += 1
+                continue
+            if letter == "#":
+                self._skip_comment()
+                continue
+            if letter in "<>":
+                self._redirection()
+                continue
+            found = self._set() if only_sets else None
+            if found is not None:
+                if not self._ends_here() and found:
+                    words += [f"{name}={value}" for name, value in found.items()]
+                continue
+            only_sets = False
+            words += self._words()
+        self._keep(words)
+        return words
+
+    def _keep(self, words: list[str]) -> None:
+        """Make the assignments of a line that has nothing else, or that exports them."""
+        self.num_words += len(words)
+        if self.num_words > MOST_WORDS:
+            hint = "name the file that it launches, with --on"
+            raise InputError(f"{self.file} has more than {MOST_WORDS:,} words", hint=hint)
+        rest = words[1:] if words and words[0] in _PREFIXES else words
+        if rest and all(_ASSIGNMENT.fullmatch(word) for word in rest):
+            for word in rest:
+                if found := _ASSIGNMENT.fullmatch(word):
+                    self._assign(found[1], found[3], found[2] == "+")
+            words.clear()
+
+    def _assign(self, name: str, value: str, appends: bool = False) -> None:
+        if name in self.given:
+            return  # the scheduler's own
+        if self.depth:
+            value = f"\0${name}\0"
+        self.scalars[name] = self.scalars.get(name, "") + value if appends else value
+
+    def _set(self) -> dict[str, str] | None:
+        """Read an assignment at this place; None if there is none. An array is kept at once."""
+        found = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII).match(self.text, self.place)
+        if found is None:
+            return None
+        self.place = found.end()
+        name, appends = found[1], bool(found[2])
+        if self.text[self.place : self.place + 1] == "(":
+            self.place += 1
+            items = self._array()
+            if self.depth:
+                items = [f"\0${{{name}[@]}}\0"]
+            self.arrays[name] = [*self.arrays.get(name, []), *items] if appends else items
+            return {}
+        value = (
+            " ".join(self._words())
+            if self.place < len(self.text) and self.text[self.place] not in " \t\n;&|"
+            else ""
+        )
+        if self._ends_here():
+            self._assign(name, value, appends)
+        return {name: value}
+
+    def _ends_here(self) -> bool:
+        place = self.place
+        while place < len(self.text) and self.text[place] in " \t":
+            place += 1
+        return place >= len(self.text) or self.text[place] in "\n;&|#)"
+
+    def _array(self) -> list[str]:
+        items: list[str] = []
+        while self.place < len(self.text):
+            letter = self.text[self.place]
+            if letter == ")":
+                self.place += 1
+                return items
+            if letter in " \t\n":
+                self.place += 1
+            elif letter == "#":
+                self._skip_comment()
+            elif letter in ";&|<>(":
+                self.place += 1
+            else:
+                items += self._words()
+        return items
+
+    def _words(self) -> list[str]:
+        """Read one word, which a variable without quotes may make several."""
+        made: list[str] = [""]
+        while self.place < len(self.text):
+            letter = self.text[self.place]
+            if letter in " \t\n;&|()<>":
+                break
+            self.place += 1
+            if letter == "\\":
+                made[-1] += self.text[self.place : self.place + 1]
+                self.place += 1
+            elif letter == "'":
+                end = self._find("'")
+                made[-1] += self.text[self.place : end]
+                self.place = end + 1
+            elif letter == '"':
+                pieces = self._quoted()
+                made[-1] += pieces[0]
+                made += pieces[1:]
+            elif letter in "$`":
+                for number, piece in enumerate(self._expansion(letter, quoted=False)):
+                    if number:
+                        made.append("")
+                    made[-1] += piece
+            else:
+                made[-1] += letter
+        return [word for word in made if word] or ([""] if made == [""] else [])
+
+    def _quoted(self) -> list[str]:
+        made = [""]
+        while self.place < len(self.text):
+            letter = self.text[self.place]
+            self.place += 1
+            if letter == '"':
+                return made
+            if letter == "\\" and self.text[self.place : self.place + 1] in tuple('"\\$`'):
+                made[-1] += self.text[self.place]
+                self.place += 1
+            elif letter in "$`":
+                pieces = self._expansion(letter, quoted=True)
+                made[-1] += pieces[0]
+                made += pieces[1:]
+            else:
+                made[-1] += letter
+        raise self._open('"')
+
+    def _expansion(self, letter: str, *, quoted: bool) -> list[str]:
+        """Return what a variable stands for, as one text or, without quotes, as its words."""
+        begin = self.place - 1
+        if letter == "`":
+            self.place = self._find("`") + 1
+            return [f"\0{self.text[begin : self.place]}\0"]
+        after = self.text[self.place : self.place + 1]
+        if after == "(":
+            self._skip_nested("(", ")")
+            return [self._product(self.text[begin : self.place])]
+        if after == "{":
+            self._skip_nested("{", "}")
+            return self._braced(self.text[begin + 2 : self.place - 1], self.text[begin : self.place], quoted)
+        if (found := _NAME.match(self.text, self.place)) is not None:
+            self.place = found.end()
+            return self._value(found[0], f"${found[0]}", quoted)
+        if after and after in "@*#?$!-0123456789":
+            self.place += 1
+            return [f"\0${after}\0"]
+        return ["$"]
+
+    def _product(self, whole: str) -> str:
+        """Return the value of `$((A*B))` if both are known numbers; else that it is not known."""
+        factors = whole[3:-2].split("*") if whole.startswith("$((") and whole.endswith("))") else []
+        values = [self.scalars.get(each.strip().lstrip("$").strip("{}"), each.strip()) for each in factors]
+        if values and all(re.fullmatch(r"\d{1,9}", value, re.ASCII) for value in values):
+            return str(math.prod(map(int, values)))
+        return f"\0{whole}\0"
+
+    def _braced(self, inside: str, whole: str, quoted: bool) -> list[str]:
+        found = _BRACED.fullmatch(inside)
+        if found is None:
+            return [f"\0{whole}\0"]
+        name, is_array, sign, default = found.groups()
+        if is_array:
+            return self._array_of(name, whole, quoted)
+        if sign and name not in self.scalars and name not in self.arrays:
+            inner = _Script(self.file, default.strip("\"'"), {})
+            inner.scalars, inner.arrays, inner.given = self.scalars, self.arrays, self.given
+            value = " ".join(word for command in inner.commands() for word in command.words)
+            return self._split(value, quoted)
+        return self._value(name, whole, quoted)
+
+    def _array_of(self, name: str, whole: str, quoted: bool) -> list[str]:
+        if name not in self.arrays:
+            return self._value(name, whole, quoted)
+        items = self.arrays[name]
+        return (
+            list(items) or [""]
+            if quoted
+            else [word for item in items for word in self._split(item, False)] or [""]
+        )
+
+    def _value(self, name: str, whole: str, quoted: bool) -> list[str]:
+        if name in self.arrays and name not in self.scalars:
+            return self.arrays[name][:1] or [""]
+        if name not in self.scalars:
+            return [f"\0{whole}\0"]
+        return self._split(self.scalars[name], quoted)
+
+    def _split(self, value: str, quoted: bool) -> list[str]:
+        if len(value) > 2**18:
+            raise InputError(
+                f"{self.file}: a variable grows beyond 256 KiB", hint="name the file that it launches"
+            )
+        return [value] if quoted or "\0" in value else value.split() or [""]
+
+    def _find(self, letter: str) -> int:
+        end = self.text.find(letter, self.place)
+        if end < 0:
+            raise self._open(letter)
+        return end
+
+    def _skip_nested(self, opens: str, closes: str) -> None:
+        depth = 0
+        while self.place < len(self.text):
+            letter = self.text[self.place]
+            self.place += 1
+            depth += (letter == opens) - (letter == closes)
+            if not depth:
+                return
+        raise self._open(opens)
+
+    def _open(self, letter: str) -> InputError:
+        return InputError(f"{self.file}: {letter} is not closed", hint="correct the script")
+
+    def _skip_comment(self) -> None:
+        end = self.text.find("\n", self.place)
+        self.place = len(self.text) if end < 0 else end
+
+    def _redirection(self) -> None:
+        """Pass a redirection; note the end of a here-document."""
+        found = re.compile(r"<<-?\s*(['\"]?)(\w+)\1").match(self.text, self.place)
+        if found is not None:
+            self.waiting.append(found[2])
+            self.place = found.end()
+            return
+        while self.place < len(self.text) and self.text[self.place] in "<>&-0123456789 \t":
+            self.place += 1
+        if self.place < len(self.text) and self.text[self.place] not in _ENDS:
+            self._words()
+
+    def _skip_documents(self) -> None:
+        for end in self.waiting:
+            found = re.compile(rf"^\s*{re.escape(end)}\s*$", re.MULTILINE).search(self.text, self.place)
+            self.place = len(self.text) if found is None else found.end()
+        self.waiting = []
+
+
+def commands_of(file: str, text: str, given: Mapping[str, str] | None = None) -> list[Command]:
+    """Return the commands of a script, in order, with its own variables put in.
+
+    Args:
+        given: variables that the scheduler sets, such as SLURM_NNODES.
+
+    Raises:
+        InputError: a quote or a bracket is not closed, or it is far too long.
+
+    >>> [command.words for command in commands_of("x", 'N=2; ARGS=(--a "b c")\\nrun $N ${ARGS[@]} $1 # no')]
+    [('run', '2', '--a', 'b', 'c', '\\x00$1\\x00')]
+    """
+    return list(_Script(file, text, given or {}).commands())
