@@ -54,6 +54,15 @@ FAMILIES = {
         *("model.global_key_is_value=true", "model.value_norm=true", "model.rope_stretching=proportional"),
         *("model.rotary_share=0.5", "model.rope_local_theta=50.0", "model.layer_factor=true"),
     ),
+    "experts beside": (
+        *(
+            "model.num_layers=2",
+            "model.num_experts=4",
+            "model.experts_per_token=2",
+            "model.expert_norms=true",
+        ),
+        *("model.shared_mlp_dim=24", "model.norm_place=both"),
+    ),
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
@@ -65,6 +74,7 @@ CASES = [
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("sinks", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("wide turns", "fsdp=2,tensor=4", "dots-attention"),
+    ("experts beside", "expert=2,fsdp=2,tensor=2", "dots-attention"),
     pytest.param("wide turns", "stage=2,context=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "stage=2,expert=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "expert=4,fsdp=2", "alternate-dots", marks=pytest.mark.wide),

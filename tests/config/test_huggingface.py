@@ -142,6 +142,7 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "predicts the next token"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
+        ({"model_type": "gemma4_text", "sliding_window": 512}, "hidden_size_per_layer_input = 256"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}, "rope_scaling": None}, "sliding"),
     ],
 )

@@ -88,6 +88,7 @@ PROGRAM = {
     "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
     "model.transformer.layer_pattern": (NANO, "model.layer_pattern=attention mlp"),
     "model.transformer.attention_gate": (NANO, "model.attention_gate=true"),
+    "model.transformer.expert_norms": (EXPERTS, "model.expert_norms=true"),
     "model.transformer.value_norm": (NANO, "model.value_norm=true"),
     "model.transformer.layer_factor": (NANO, "model.layer_factor=true"),
     "model.transformer.global_head_dim": (WINDOWS, "model.global_head_dim=8"),

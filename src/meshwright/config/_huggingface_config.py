@@ -40,6 +40,11 @@ Tree = Mapping[str, Any]
 SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
 OF_BOTH_PARTS = {"tie_word_embeddings", "torch_dtype", "dtype"}  # keys of a file whose text is a part of it
 
+EXPERTS_BESIDE = "enable_moe_block"
+BESIDE_MLP = {
+    **{"num_experts": "num_experts", "top_k_experts": "experts_per_token"},
+    "moe_intermediate_size": "mlp_dim",
+}
 PER_LAYER = "per_layer_config"  # the sizes of layers that are unlike others
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
 TOKENS_PER_STEP = 2**22
@@ -321,6 +326,9 @@ def _routing_json(model: TransformerModel, family: Family) -> dict[str, Any]:
         tree["mlp_layer_types"] = kinds + ["sparse"] * (model.num_layers - len(kinds))
     for theirs, (ours, _, value_if_true) in family.switches.items():
         tree[theirs] = getattr(model, ours) == value_if_true
+    if tree.get(EXPERTS_BESIDE):
+        tree |= {theirs: getattr(model, ours) for theirs, ours in BESIDE_MLP.items()}
+        tree["intermediate_size"] = model.shared_mlp_dim
     return tree
 
 
@@ -414,6 +422,20 @@ def _global_attention(given: Tree, model: dict[str, Any], unread: set[str], wher
         model["global_kv_heads"] = sizes[0].get("num_key_value_heads")
     if model.get("window") is None or model.get("global_every") is None:
         raise not_understood(where, {key: given.get(key) for key in ("sliding_window", "layer_types")})
+
+
+def _experts_beside(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the experts beside each layer's MLP, which is then a shared expert (Gemma 4)."""
+    if EXPERTS_BESIDE not in FAMILIES[given["model_type"]].switches:
+        return
+    unread -= set(BESIDE_MLP)
+    if not given[EXPERTS_BESIDE]:
+        return
+    for key in BESIDE_MLP:
+        if key not in given:
+            raise _lacks(given["model_type"], key, where)
+    model["shared_mlp_dim"] = model["mlp_dim"]
+    model |= {ours: given[theirs] for theirs, ours in BESIDE_MLP.items()}
 
 
 def _unturned(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -521,5 +543,5 @@ def cached_config(name: str) -> Path | None:
 
 READERS: tuple[Callable[..., None], ...] = (
     *(read_layers, _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window),
-    *(_global_attention, _unturned, _expert_mlp),
+    *(_global_attention, _unturned, _expert_mlp, _experts_beside),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from ._global_keys import GlobalKeys
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -23,7 +24,6 @@ from ._layer_kinds import (
     words_of,
 )
 from ._model_kind import ModelSizes
-from ._rope_keys import RopeKeys
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -44,7 +44,7 @@ from ._transformer_checks import transformer_problems
 MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 
 
-class TransformerModel(RopeKeys):
+class TransformerModel(GlobalKeys):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
@@ -180,22 +180,6 @@ class TransformerModel(RopeKeys):
     no_rope_every: OptionalPositive = None
     """Every that many layers, positions do not turn the queries and keys of the last one (SmolLM3: 4).
     Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
-    global_head_dim: OptionalPositive = None
-    """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
-    Effect: the parameters and FLOPs of attention in those layers; no fused kernel takes more than 256.
-    Unit: numbers
-    Default: `head_dim`"""
-    global_kv_heads: OptionalPositive = None
-    """Key and value heads of those layers; needs `global_head_dim`.
-    Effect: that of `num_kv_heads`, in those layers. Unit: heads
-    Default: `num_kv_heads`"""
-    global_key_is_value: bool = False
-    """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
-    Effect: one matrix fewer in each of them."""
-    layer_factor: bool = False
-    """Multiply each layer's output by a number of its own, as Gemma 4 does.
-    It is read from files and saved, and no gradient changes it.
-    Effect: a number per layer, not counted as parameters."""
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
     The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
@@ -252,6 +236,9 @@ class TransformerModel(RopeKeys):
     expert_bias: bool = False
     """Biases on the products of experts and on the router's logits (gpt-oss).
     Effect: a few vectors of parameters for each expert."""
+    expert_norms: bool = False
+    """Norms of their own before and after experts, after shared ones, and of the router's input (Gemma 4).
+    Experts have the residual stream as input, and a learned scale each. Effect: four vectors per layer."""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
     Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
@@ -335,6 +322,8 @@ class TransformerModel(RopeKeys):
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         matrices = self._matmul_parameters(self.num_experts or 0)
         biases = (self.num_experts or 0) * (self._num_expert_biases + self.expert_bias)
+        if self.expert_norms:
+            biases += (3 if self.shared_dim else 2) * norm + self.embed_dim + (self.num_experts or 0)
         vectors += self.num_expert_layers * biases + self.mtp_layers * 3 * norm
         further = self.mtp_layers * self._num_joint + self._of_further(lambda one: one.num_parameters)
         return tables * self.embed_dim + norm + vectors + matrices + further
@@ -514,8 +503,8 @@ class TransformerModel(RopeKeys):
         """Return the model whose attention a layer has, and the name of the layer's mixer among its parts."""
         if kind.mixer != "attention" or self.global_head_dim is None:
             return self, kind.mixer
-        is_global = kind.window is None
-        return self.attentions[is_global][0], GLOBAL_ATTENTION if is_global else kind.mixer
+        narrow, wide = self.attentions
+        return (wide[0], GLOBAL_ATTENTION) if kind.window is None else (narrow[0], kind.mixer)
 
     @property
     def _unlike(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
     *("expert_load", "router_bias_rate", "expert_bias", "shared_mlp_dim", "shared_gate"),
+    "expert_norms",
 )
 _NOT_LATENT = {
     **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},

@@ -162,6 +162,10 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 3.0,
 }
+BESIDE = {
+    **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 GPT_OSS = {
     **GROUPED,
     **IDS,
@@ -207,6 +211,8 @@ CASES = {
     "nemotron-h": ("NemotronHConfig", NEMOTRON),
     "nemotron-h, experts": ("NemotronHConfig", {**NEMOTRON, "hybrid_override_pattern": "MEMEM*E"}),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
+    "gemma4 with experts": ("Gemma4TextConfig", {**GEMMA4, **BESIDE, "num_hidden_layers": 2}),
+    "gemma4 12B": ("Gemma4UnifiedTextConfig", GEMMA4),
     "gemma4, keys and values apart": (
         "Gemma4TextConfig",
         {**GEMMA4, "attention_k_eq_v": False, "num_hidden_layers": 6, "layer_types": None},
@@ -288,6 +294,7 @@ WIDE = {
     *("olmoe", "olmo3", "ernie", "glm4 with experts", "phi3", "gpt-neox, serial"),
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
     *(
+        "gemma4 12B",
         "gemma4, keys and values apart",
         "gpt-oss, an odd number of layers",
         "ministral",

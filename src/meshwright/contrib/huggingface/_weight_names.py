@@ -39,7 +39,10 @@ Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloa
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 SCALES, BIAS = ("scale", "query_norm", "key_norm"), "_bias"  # the last names of such parameters
-BARE = ("sinks", "factor", "alpha_p", "alpha_n", "log_rate", "step_bias", "skip")
+BARE = (
+    *("sinks", "factor", "alpha_p", "alpha_n", "input_scale", "output_scale"),
+    *("log_rate", "step_bias", "skip"),
+)
 """Parameters whose arrays have the name that a family gives."""
 ENTRY = "[{expert}]"  # ends the name of an array with all experts of a layer
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both

@@ -33,10 +33,11 @@ from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
 from .grouped_products import Axes
 from .loss import Balance
+from .norms import normalised
 from .products import product as matrix_product
 from .rematerialisation import EXPERTS, SECOND_EXPERTS
 
-ROUTER = ("router", "router_bias", "logit_bias")  # parameters in float32, whole on each device
+ROUTER = ("router", "router_bias", "logit_bias", "output_scale")  # in float32, whole on each device
 BIASES = ("up_bias", "gate_bias", "down_bias")  # of the products, in float32
 
 
@@ -50,7 +51,8 @@ def _sizes(config: TransformerModel) -> tuple[int, int]:
 def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
     """Declare `router`, `up`, `down` and (if gated) `gate` for all experts, and the biases that there are.
 
-    `router_bias` is of the choice of experts alone, and `logit_bias` of the router's logits.
+    `router_bias` is of the choice of experts alone, and `logit_bias` of the router's logits. With norms of
+    their own, `input_scale` is of the router's input, and `output_scale` multiplies each expert's weight.
     """
     (experts, _), embed, mlp = _sizes(config), config.embed_dim, config.mlp_dim
     up = Parameter(shape=(experts, embed, mlp), dims=("experts", "embed", "mlp"), fan_in=embed)
@@ -62,6 +64,10 @@ def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
     if config.router_bias:
         declared["router_bias"] = Parameter(shape=(experts,), dims=("routes",), initial="zeros", wide=True)
     declared |= {"gate": up} if config.mlp == "gated" else {}
+    if config.expert_norms:
+        scales = {"input_scale": (embed, "embed"), "output_scale": (experts, "routes")}
+        for name, (size, dim) in scales.items():
+            declared[name] = Parameter(shape=(size,), dims=(dim,), initial="ones", wide=True)
     if config.expert_bias:
         widths = {"up": (mlp, "mlp"), "gate": (mlp, "mlp"), "down": (embed, "embed")}
         for name, (width, dim) in widths.items():
@@ -87,9 +93,15 @@ def expert_mlp(
     layer: dict[str, Array],
     config: TransformerModel,
     context: Context,
+    routed: Float[Array, "batch sequence embed"] | None = None,
 ) -> tuple[Float[Array, "batch sequence embed"], Balance]:
-    """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
+    """Return the weighted sum of the chosen experts' outputs. Result and inputs are sharded as residuals.
+
+    `routed` is the router's input; None for `x`.
+    """
+    layer = {name: weight for name, weight in layer.items() if name != "input_scale"}
     declared = with_experts_over(expert_parameters(config), context.fold_experts)
+    declared = {name: parameter for name, parameter in declared.items() if name in layer}
     dims = {name: parameter.dims for name, parameter in declared.items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
     of_gradients = jnp.float32 if context.widens else context.dtype
@@ -104,7 +116,17 @@ def expert_mlp(
         }
         if "down_bias" in weights:  # gathered over the width's axes
             weights["down_bias"] = PartitionSpec(weights["down_bias"][0])
-        return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
+        each = on_each_device(local, context.mesh, (rows, rows, weights), (rows, PartitionSpec()))
+        return each(x, routed, layer)
+
+
+def router_input(x: Array, layer: dict[str, Array], config: TransformerModel, context: Context) -> Array:
+    """Return the input of a router that has a norm of its own: RMSNorm, a learned scale, and 1 / sqrt(embed).
+
+    So it is in Gemma 4. `x` is the residual.
+    """
+    scale = context.gather(layer["input_scale"], "embed", wide=True) * config.embed_dim**-0.5
+    return normalised(x, scale, None, False, config.norm_epsilon, context.dtype)
 
 
 def route(
@@ -176,6 +198,7 @@ def _within_groups(liking: Array, num_groups: int, num_chosen: int, by_two: bool
 
 def _on_one_device(
     x: Array,
+    routed: Array | None,
     layer: dict[str, Array],
     *,
     config: TransformerModel,
@@ -186,12 +209,14 @@ def _on_one_device(
     num_experts, _ = _sizes(config)
     tokens, factor = x.reshape(-1, x.shape[-1]), config.capacity_factor
     with jax.named_scope("router"):
-        wide = tokens.astype(jnp.float32)
+        wide = (tokens if routed is None else routed.reshape(tokens.shape)).astype(jnp.float32)
         logits = jnp.matmul(wide, layer["router"], precision=jax.lax.Precision.HIGHEST)
         if "logit_bias" in layer:
             logits = logits + layer["logit_bias"][None]
         logits = checkpoint_name(checkpoint_name(logits, "router"), EXPERTS)
         chosen, weights = route(logits, config, layer.get("router_bias"))
+        if "output_scale" in layer:
+            weights = weights * jnp.where(chosen, layer["output_scale"][None, None], 0.0).sum(axis=-1)
         order = order_of(chosen)
         capacity = None if factor is None else capacity_of(config, factor, tokens.shape[0])
         kept = order.rank < (tokens.shape[0] if capacity is None else capacity)

@@ -101,6 +101,8 @@ class Block:
             from .experts import expert_parameters
 
             declared["experts"] = expert_parameters(c)
+            named = ("experts_norm", "experts_out_norm", "shared_out_norm")[: 3 if c.shared_dim else 2]
+            declared |= dict.fromkeys(named, norm_parameters(c)) if c.expert_norms else {}
             if c.shared_dim:
                 declared["shared"] = self._mlp_parameters(c.shared_dim)
             if c.shared_gate:
@@ -165,7 +167,7 @@ class Block:
         if self.kind.mlp is not None:
             with jax.named_scope("mlp_block"):
                 h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
-                out, balance = self._mlps(h, layer, context)
+                out, balance = self._mlps(h, x, layer, context)
                 out = self._normed_after(out, layer, "mlp_out_norm", context)
                 out = scaled(dropped_out(out, c, context, 2 * index + 1), c.residual_scale)
                 x = context.pin(x + out, *RESIDUAL)
@@ -228,17 +230,23 @@ class Block:
         out = self._placed(y, out, layer, self._part, "output", context)
         return self._normed_after(out, layer, f"{self.kind.mixer}_out_norm", context), layer
 
-    def _mlps(self, h: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
-        """Return the output of the block's MLP, or of its experts with their `Balance`."""
+    def _mlps(self, h: Array, x: Array, layer: Tree, context: Context) -> tuple[Array, Balance | None]:
+        """Return the output of the block's MLP, or of its experts with their `Balance`. `x`: the residual."""
         c = self.config
         if self.kind.mlp == "mlp":
             return self._mlp(h, layer, "mlp", context), None
-        from .experts import expert_mlp
+        from .experts import expert_mlp, router_input
 
-        split = context.pin(h, *RESIDUAL)
-        out, balance = expert_mlp(split, layer["experts"], c, context)
+        split, routed = context.pin(h, *RESIDUAL), None
+        entering = split
+        if c.expert_norms:
+            entering = normed(x, layer["experts_norm"], c, context, splits=True)
+            routed = context.pin(router_input(x, layer["experts"], c, context), *RESIDUAL)
+        out, balance = expert_mlp(entering, layer["experts"], c, context, routed)
+        out = self._normed_after(out, layer, "experts_out_norm", context)
         if c.shared_dim:
-            out = out + self._shared(h, split, layer, context)
+            shared = self._shared(h, split, layer, context)
+            out = out + self._normed_after(shared, layer, "shared_out_norm", context)
         return out, balance
 
     def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
