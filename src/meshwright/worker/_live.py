@@ -104,7 +104,7 @@ def lowered_call(
     """
     who, noted = f"the call of {_name(step)}", list[Exception]()
     try:
-        refuse_leaked(jax.tree.leaves((tuple(args), dict(kwargs))), who)
+        refuse_leaked([x for x in jax.tree.leaves((tuple(args), dict(kwargs))) if not _is_shape(x)], who)
         _refuse_two_devices(args, kwargs, argument_paths(plain(step), args, kwargs))
         # Equations keep the devices that they are traced for.
         with devices_of_kind(device_kind, platform), libraries_of_plugin(platform):
