@@ -23,6 +23,7 @@ _KEYS = {
 }
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _EARLIER = {"mamba": "linear_attention", "attention": "full_attention"}  # names in files of some releases
+PLAIN_WIDTH = "intermediate_size"
 _MLPS = {"mlp": "mlp", "moe": "experts"}
 _OF_EXPERTS = (
     *("num_experts", "experts_per_token", "router", "router_bias", "router_normalised", "router_scale"),
@@ -40,7 +41,8 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
         model["position"] = "none"
     if not model.get("num_experts"):
         model.pop("num_experts", None)
-        model["mlp_dim"] = model.get("shared_mlp_dim", model.get("mlp_dim"))
+        width = given.get(PLAIN_WIDTH) if _has_two_widths(family) else model.get("shared_mlp_dim")
+        model["mlp_dim"] = width or model.get("mlp_dim")
     words = _words(given, family, model, where)
     parts = {part for word in words for part in word.split("+")}
     model["num_layers"], model["layer_pattern"] = len(words), pattern_of(words)
@@ -58,6 +60,11 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
         model["mlp_dim"] = given["moe_intermediate_size"]
     if parts in ({"attention", "mlp"}, {"attention", "experts"}) and len(set(words)) == 1:
         del model["layer_pattern"]
+
+
+def _has_two_widths(family: Family) -> bool:
+    """Return whether experts and MLPs of layers without them have widths of their own in a file."""
+    return family.keys.get("mlp_dim") == "moe_intermediate_size"
 
 
 def _words(given: Tree, family: Family, model: dict[str, Any], where: str) -> list[str]:
@@ -126,7 +133,9 @@ def layers_json(model: TransformerModel, family: Family) -> dict[str, Any]:
     if "position_embedding_type" in family.defaults:
         tree["position_embedding_type"] = "rope" if model.position == "rotary" else "nope"
     if model.num_experts is None and "shared_mlp_dim" in family.keys:
-        tree |= {family.keys["num_experts"]: 0, family.keys["shared_mlp_dim"]: model.mlp_dim}
+        tree |= {theirs: family.defaults[theirs] for theirs in _numbers_of_experts(family)}
+        plain = PLAIN_WIDTH if _has_two_widths(family) else family.keys["shared_mlp_dim"]
+        tree |= {family.keys["num_experts"]: 0, plain: model.mlp_dim}
     if model.dense_mlp_dim is not None:
         tree["intermediate_size"] = model.dense_mlp_dim
     return tree

@@ -79,6 +79,10 @@ def shortened(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:120]} ... {text[-40:]}"
 
 
+OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Keys that divide a head's turns among a picture's axes: a token of text has one position on all of them."""
+
+
 def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read the base of the rotary wavelengths and how they are stretched, into `model`."""
     unread -= {*_KEYS, FAMILIES[given["model_type"]].turned_width}
@@ -87,7 +91,7 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     family = FAMILIES[given["model_type"]]
     name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
     whole = _of_all_positions(name, dict(given.get(name) or {}), model, where)
-    scaling = {key: value for key, value in whole.items() if value is not None}
+    scaling = {key: value for key, value in whole.items() if value is not None and key not in OF_IMAGES}
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     _read_share(given, scaling, model, where)

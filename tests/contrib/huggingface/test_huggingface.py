@@ -59,6 +59,15 @@ QWEN3_NEXT = {
     **{"linear_value_head_dim": 6, "full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 20, "shared_expert_intermediate_size": 12},
 }
+QWEN3_5 = {
+    **{**GROUPED, "num_hidden_layers": 4, "head_dim": 16, "linear_num_value_heads": 4},
+    **{"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 6},
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+QWEN3_5_EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "shared_expert_intermediate_size": 12,
+}
 GRANITE4 = {
     **{**GROUPED, "num_hidden_layers": 4, "num_local_experts": 0, "shared_intermediate_size": 40},
     **{"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6},
@@ -203,6 +212,8 @@ CASES = {
         "Qwen3NextConfig",
         {**QWEN3_NEXT, "mlp_only_layers": [0], "layer_types": ["full_attention", *["linear_attention"] * 3]},
     ),
+    "qwen3.5": ("Qwen3_5TextConfig", QWEN3_5),
+    "qwen3.5 with experts": ("Qwen3_5MoeTextConfig", {**QWEN3_5, **QWEN3_5_EXPERTS}),
     "granite 4, hybrid": ("GraniteMoeHybridConfig", GRANITE4),
     "granite 4, experts": (
         "GraniteMoeHybridConfig",
