@@ -2,6 +2,7 @@
 
 import os
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -58,7 +59,8 @@ def test_a_plain_script_on_its_own_mesh_is_the_same_program_as_its_function(fork
     assert made.layout.axes == named.layout.axes == (("data", 2), ("model", 4))
     assert made.ledger.flops.model == named.ledger.flops.model == 5 * 2 * 256 * 512 * 2048
     assert made.ledger.memory.reserved_bytes == named.ledger.memory.reserved_bytes
-    assert made.ledger.traffic == named.ledger.traffic
+    sent = [[replace(each, by_line={}) for each in w.ledger.traffic] for w in (made, named)]
+    assert sent[0] == sent[1]  # but for the lines that need it
     assert [each.path for each in made.compiled.arguments][-1] == "rows"
 
 

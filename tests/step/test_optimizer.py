@@ -264,7 +264,7 @@ def test_each_expert_is_a_matrix_of_its_own():
     assert flattened(layers["experts"]["down"]) == (2, 4, 128, 64)
     assert matrix_dims(layers["experts"]["down"]).input_output_dims == ((2,), (3,))
     assert flattened(layers["experts"]["router"]) == (2, 64, 4)
-    assert flattened(layers["mlp"]["up"]) == (2, 64, 2 * 128)
+    assert flattened(layers["shared"]["up"]) == (2, 64, 2 * 128)
 
 
 def test_a_convolutions_inputs_are_its_channels_and_the_window():

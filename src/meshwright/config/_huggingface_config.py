@@ -62,8 +62,8 @@ def family_of(tree: Tree) -> str | None:
     >>> family_of({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]})
     'deepseek_v3'
     """
-    if tree.get("model_type") in FAMILIES:
-        return tree["model_type"]
+    if isinstance(kind := tree.get("model_type"), str) and kind in FAMILIES:
+        return kind
     named = _listed(tree.get("architectures"))
     return next((name for name, family in FAMILIES.items() if family.architecture in named), None)
 

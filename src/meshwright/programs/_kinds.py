@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.config import RunConfig, huggingface_model, refusal_of
+from meshwright.config import RunConfig, huggingface_model
 from meshwright.errors import InputError
 
 from ._configured import Configured, is_configuration
@@ -119,7 +119,11 @@ def _kind_of(words: Sequence[str], options: Collection[str]) -> Kind:
 def _is_refused(text: str) -> bool:
     """Return whether a text names a Hugging Face model that our configuration has no words for."""
     found = huggingface_model(text)
-    return found is not None and refusal_of(found[1], found[0]) is not None
+    if found is None:
+        return False
+    from meshwright.config import refusal_of  # reads the tables of all families
+
+    return refusal_of(found[1], found[0]) is not None
 
 
 def program_of(given: Any) -> Program:

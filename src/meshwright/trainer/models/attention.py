@@ -64,7 +64,6 @@ from .attention_blocks import (
     in_eights,
     merged,
 )
-from .attention_sinks import gradient_of_sinks, with_sinks
 
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
@@ -190,6 +189,8 @@ def _forward(
 
     result = on_each_device(local, mesh, arguments, result_spec)(query, key, value, segments)
     if sinks is not None:
+        from .attention_sinks import with_sinks
+
         result = PartResult(*with_sinks(result.out, result.log_sum_exp, sinks))
     result = PartResult(*(checkpoint_name(x, NAME) for x in result))
     return result.out, (query, key, value, segments, sinks, result)
@@ -201,7 +202,11 @@ def _backward(
     arguments, result_spec = _specs(mesh)
     size = ring_size(mesh)
     *inputs, sinks, result = saved
-    d_sinks = None if sinks is None else gradient_of_sinks(result.out, result.log_sum_exp, sinks, d_out)
+    d_sinks = None
+    if sinks is not None:
+        from .attention_sinks import gradient_of_sinks
+
+        d_sinks = gradient_of_sinks(result.out, result.log_sum_exp, sinks, d_out)
 
     def local(
         query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array

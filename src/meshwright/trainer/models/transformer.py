@@ -16,7 +16,6 @@ from meshwright.sharding import look_up, token_axes
 
 from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree
 from .attention import Documents, documents_of, in_ring_order
-from .further_tokens import FurtherTokens
 from .layer_stacks import LayerStack, joined, one_by_one
 from .loss import LEFT_OUT, Balance, Targets, balance_metrics, mean_cross_entropy, soft_cap
 from .products import product
@@ -29,7 +28,11 @@ class Transformer(Model):
     def __init__(self, config: TransformerModel) -> None:
         super().__init__(config)
         self._stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
-        self._further = FurtherTokens(config) if config.mtp_layers else None
+        self._further = None
+        if config.mtp_layers:
+            from .further_tokens import FurtherTokens
+
+            self._further = FurtherTokens(config)
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
