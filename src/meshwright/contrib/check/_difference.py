@@ -194,16 +194,20 @@ def _rows_of_places(before: Mapping[Place, float], after: Mapping[Place, float])
     )
     for key in same:
         left, right = _without_equals(left, right, key)
-    sums: defaultdict[Hashable, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    label: dict[Hashable, Place] = {}
+    groups: defaultdict[Hashable, defaultdict[Place, list[float]]] = defaultdict(
+        lambda: defaultdict(lambda: [0.0, 0.0])
+    )
     for side, items in enumerate((left, right)):
         for place, amount in items:
-            key = (_file(place), place[1], place[2])
-            sums[key][side] += amount
-            label[key] = place  # the later: the line of what is there now
-    for key, (was, now) in sums.items():
-        line, what, module = label[key]
-        yield Change(name=what, place=" ".join(filter(None, (line, module))), before=was, after=now)
+            groups[_file(place), place[1], place[2]][place][side] += amount
+    for places in groups.values():
+        by = {place: now - was for place, (was, now) in places.items()}
+        if min(by.values()) < 0 < max(by.values()):  # some moved: one row, by the line that changed most
+            most = max(places, key=lambda place: (abs(by[place]), places[place][1]))
+            was, now = (sum(amounts[side] for amounts in places.values()) for side in (0, 1))
+            places = {most: [was, now]}
+        for (line, what, module), (was, now) in places.items():
+            yield Change(name=what, place=" ".join(filter(None, (line, module))), before=was, after=now)
 
 
 def _without_equals(
