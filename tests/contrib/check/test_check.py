@@ -215,3 +215,17 @@ def test_in_a_workflow_the_summary_is_written(file, monkeypatch, tmp_path, meshw
     assert summary.read_text().startswith("<!-- meshwright check -->")
     assert (tmp_path / "comment.md").read_text() == summary.read_text()
     assert {"junit.xml", "out.sarif"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_line_that_only_moved_did_not_grow_and_a_time_has_no_place(file):
+    before = {("check_me.py:7", "parameters", "layer"): 2**30, ("check_me.py:9", "saved", "layer"): 2**20}
+    after = {("check_me.py:8", "parameters", "layer"): 2**30, ("check_me.py:10", "saved", "layer"): 2**29}
+
+    def weigh(side):
+        if side.revision:
+            return made_of(memory={"parameters": 2**30, "saved": 2**20}, by_place=before)
+        return made_of(memory={"parameters": 2**30, "saved": 2**29}, by_place=after, step_seconds=1.0)
+
+    (budget,) = checked(weigh, against="main").budgets
+    assert [place for place, _ in budget.places("peak")] == [("check_me.py:10", "saved", "layer")]
+    assert budget.places("time") == []

@@ -21,13 +21,12 @@ from ._budgets import (
     Budget,
     Limit,
     budget_file,
-    exact_words,
     limit_words,
     measured,
     read_budgets,
     updated_text,
 )
-from ._difference import BYTES, Difference, difference_of
+from ._difference import LINES_OF_FLOPS, LINES_OF_MEMORY, LINES_OF_TRAFFIC, Difference, difference_of
 from ._figures import IDLE, Figures, Place
 from ._sides import Side, weighed
 
@@ -38,6 +37,13 @@ SCHEMA = 1
 WITHIN, OVER, NOT_WEIGHED = "within", "over", "not weighed"
 STATUS = {WITHIN: 0, OVER: 1, NOT_WEIGHED: 2}
 Weigher = Callable[[Side], Figures]
+PLACES = {
+    "peak": (LINES_OF_MEMORY, "by_place"),
+    "fits": (LINES_OF_MEMORY, "by_place"),
+    "flops": (LINES_OF_FLOPS, "flops_by_place"),
+    "traffic": (LINES_OF_TRAFFIC, "traffic_by_place"),
+}
+"""By kind of limit: the table of a difference, and the field of figures, that say where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +107,23 @@ class Checked:
         return (*(fits if is_lost else ()), *over, *(hint if missing and not self.figures.refused else ()))
 
     def places(self, name: str) -> list[tuple[Place, float]]:
-        """Return where a quantity is, the most first; where it grew, if there is another commit."""
-        if self.figures is None:
-            return []
+        """Return where a quantity is, the most first; where it grew, if there is another commit.
+
+        A predicted time has no place.
+        """
         kind = name.partition(".")[0]
-        field = {"flops": "flops_by_place", "traffic": "traffic_by_place"}.get(kind, "by_place")
-        now: dict[Place, float] = dict(getattr(self.figures, field))
-        before = {} if self.difference is None else getattr(self.difference.before, field)
-        grown = {place: amount - before.get(place, 0) for place, amount in now.items() if place[1] != IDLE}
-        return sorted(((p, n) for p, n in grown.items() if n > 0), key=lambda item: -item[1])
+        if self.figures is None or kind not in PLACES:
+            return []
+        title, field = PLACES[kind]
+        if self.difference is None:
+            found = {
+                place: amount for place, amount in getattr(self.figures, field).items() if place[1] != IDLE
+            }
+        else:  # where what only moved to another line is left out
+            rows = (row for table in self.difference.tables if table.title == title for row in table.rows)
+            found = {(*row.place.partition(" ")[::2], row.name): row.by for row in rows if row.name != IDLE}
+            found = {(line, what, module): by for (line, module, what), by in found.items()}
+        return sorted(((p, n) for p, n in found.items() if n > 0), key=lambda item: -item[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -246,9 +260,3 @@ def _held(budget: Budget, now: Figures | None, before: Figures | None) -> tuple[
         was = limit.was if limit.was is not None or before is None else measured(before, limit.name)
         made.append(Held(limit=replace(limit, was=was), now=measured(now, limit.name)))
     return tuple(made)
-
-
-def figure_words(figures: Figures) -> str:
-    """Return the figures of a weighing in a line, as a budget has them."""
-    step = "" if figures.step_seconds is None else f", step {exact_words(figures.step_seconds, 'seconds')}"
-    return f"{exact_words(figures.num_bytes, BYTES)} of a device{step}"

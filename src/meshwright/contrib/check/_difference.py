@@ -23,6 +23,9 @@ SCHEMA = 1
 LEAST = 0.001
 """The share of a total up to which a change of it is not named."""
 MANY_TIMES = 11  # from which a growth is said in times, and not in percent
+LINES_OF_MEMORY = "Memory by source line"
+LINES_OF_FLOPS = "FLOPs by source line"
+LINES_OF_TRAFFIC = "Bytes sent by source line"
 BYTES, FLOPS, SECONDS, COUNT = "bytes", "FLOPs", "seconds", "messages"
 
 
@@ -140,13 +143,13 @@ def _tables(before: Figures, after: Figures) -> Iterator[ChangeTable]:
     if memory.moved:
         yield memory
         if before.by_place and after.by_place:
-            yield _table_of_places("Memory by source line", BYTES, before.by_place, after.by_place)
+            yield _table_of_places(LINES_OF_MEMORY, BYTES, before.by_place, after.by_place)
     flops = _table("FLOPs of a step by format", FLOPS, before.flops_by_format, after.flops_by_format)
     if flops.moved:
         yield flops
         if before.flops_by_place and after.flops_by_place:
             lines = before.flops_by_place, after.flops_by_place
-            yield _table_of_places("FLOPs by source line", FLOPS, *lines)
+            yield _table_of_places(LINES_OF_FLOPS, FLOPS, *lines)
         yield _table("FLOPs by module", FLOPS, before.flops, after.flops)
     traffic = _table("Bytes that a device sends", BYTES, before.traffic, after.traffic)
     counts = _table("Messages of a device", COUNT, before.messages, after.messages)
@@ -155,7 +158,7 @@ def _tables(before: Figures, after: Figures) -> Iterator[ChangeTable]:
         yield counts
         if before.traffic_by_place and after.traffic_by_place:
             lines = before.traffic_by_place, after.traffic_by_place
-            yield _table_of_places("Bytes sent by source line", BYTES, *lines)
+            yield _table_of_places(LINES_OF_TRAFFIC, BYTES, *lines)
     if before.seconds and after.seconds:
         time = _table("Predicted seconds of a step by class", SECONDS, before.seconds, after.seconds)
         if time.moved:
@@ -269,16 +272,16 @@ def _sentences(made: Difference) -> Iterator[str]:
         yield f"{before.label} {words[before.fits]}, {after.label} {words[after.fits]}"
     by_title = {table.title: table for table in made.tables}
     if table := by_title.get("Memory of a device by category"):
-        yield _sentence("per device", table, by_title.get("Memory by source line"))
+        yield _sentence("per device", table, by_title.get(LINES_OF_MEMORY))
     if table := by_title.get("Predicted seconds of a step by class"):
         yield _sentence("in a predicted step", table, None)
     if table := by_title.get("FLOPs of a step by format"):
-        words = _sentence("executed in a step", table, by_title.get("FLOPs by source line"))
+        words = _sentence("executed in a step", table, by_title.get(LINES_OF_FLOPS))
         again = after.recomputed - before.recomputed
         yield words + (f"; {change_words(again, FLOPS)} of it recomputed" if again else "")
     if table := by_title.get("Bytes that a device sends"):
         counts = by_title["Messages of a device"]
-        words = _sentence("sent by a device in a step", table, by_title.get("Bytes sent by source line"))
+        words = _sentence("sent by a device in a step", table, by_title.get(LINES_OF_TRAFFIC))
         yield words + (f"; {counts.by:+,.0f} messages" if counts.by else "")
     if made.is_nothing:
         yield f"nothing moved by more than {100 * LEAST:g} %: {after.label} weighs what {before.label} does"

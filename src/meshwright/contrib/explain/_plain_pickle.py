@@ -16,7 +16,6 @@ MOST_MARKS = 1000  # lists and dicts that are begun and not finished
 MOST_INTEGER_BYTES = 16
 _NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 _TEXT_PAIR = ("GLOBAL", "INST")
-_MARK = object()
 _Value = Any
 
 
