@@ -3,9 +3,9 @@
 The sizes are those of the models' own files, written here once more: nothing is read from Meshwright. A
 multiply-add is two FLOPs, and every product has two gradients, so a number of a matrix counts six for each
 token. A position sees W - W^2 / (2 S) others on average in a window of W, and S / 2 without one; a pair
-counts twelve for each number of a head (two products, forward and backward). A state of K x V numbers counts 6 K V
-forward with the delta rule and 4 K V without. A lookup, a short convolution, norms and activations are no
-products.
+counts twelve for each number of a head (two products, forward and backward). A state of K x V numbers counts
+6 K V forward with the delta rule and 4 K V without. A lookup, a short convolution, norms and activations are
+no products.
 """
 
 from __future__ import annotations

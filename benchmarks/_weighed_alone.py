@@ -78,5 +78,5 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
     row["largest_gib"] = {name: round(size / 2**30, 2) for name, size in largest}
     if (prediction := found["prediction"]) is None:
         return row | {"no_prediction": found["no_prediction"]}
-    row["step_seconds"] = [prediction["step_seconds"][end] for end in ("low", "expected", "high")]
-    return row
+    ends = (prediction["step_seconds"][end] for end in ("low", "expected", "high"))
+    return row | {"step_seconds": [end for end in ends if end is not None]}

@@ -3,13 +3,14 @@
 Run: python benchmarks/hub_models.py [ID ...] [--weigh] [--record] [--page] [--kept FOLDER] [--processes N]
 [--limit SECONDS]. hub_models.toml has the models, and where their values were read. A model that is read here
 must have as many parameters as the module of transformers on the meta device. --weigh weighs each model that
-is not refused, the small ones first, by the command and in a process of its own with --limit seconds. --kept is a folder (build/hub_models): a row that it has is not made again, so that a run that was ended goes
-on; remove it to begin anew. --record keeps the rows, and --page writes docs/reference/hub-models.md from the
+is not refused, the small ones first, by the command and in a process of its own with --limit seconds. --kept
+is a folder (build/hub_models): a row that it has is not made again, so that a run that was ended goes on;
+remove it to begin anew. --record keeps the rows, and --page writes docs/reference/hub-models.md from the
 newest record.
 
 A model is weighed on as few of 1, 8, 64 and 512 H100 as hold 16 bytes of each parameter in 45 GiB, in
-sequences of at most 4,096 tokens: four for each device where it is read here, as microbatches; one where PyTorch runs
-it, with its blocks run again in the backward pass above 3 billion parameters.
+sequences of at most 4,096 tokens: four for each device where it is read here, as microbatches; one where
+PyTorch runs it, with its blocks run again in the backward pass above 3 billion parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,12 @@ def rows_of(
                 keep(name, counted(name, config_of(models[name]), Path(folder)))
     left = [name for name in names if weighs and rows[name]["how"] != REFUSED and "fleet" not in rows[name]]
     with ThreadPoolExecutor(processes) as pool:
-        ordered = sorted(left, key=lambda name: rows[name]["parameters"])
-        jobs = [
-            (name, pool.submit(made_of, name, rows[name], config_of(models[name]), limit)) for name in ordered
-        ]
-        for name, job in jobs:
-            keep(name, job.result())
+        jobs = {
+            pool.submit(made_of, name, rows[name], config_of(models[name]), limit): name
+            for name in sorted(left, key=lambda name: rows[name]["parameters"])
+        }
+        for job in as_completed(jobs):
+            keep(jobs[job], job.result())
     return [rows[name] for name in names]
 
 
@@ -178,13 +179,18 @@ def figures_of(row: Mapping[str, Any]) -> list[str]:
     memory = f"{row['needed_gib']:.1f}" if row["fits"] else f"**{row['needed_gib']:.1f}**"
     if "model_flops" not in row:
         return [row["fleet"], memory, "the compiler refuses it", "", "", f"{row['processor_seconds']:.0f}"]
-    step = "" if "step_seconds" not in row else "{1:.3g} ({0:.3g} to {2:.3g})".format(*row["step_seconds"])
+    step = "" if "step_seconds" not in row else step_of(row["step_seconds"])
     others = (
         f"{row['executed_per_model']:.2f}",
         f"{row['other_percent']:.1f}",
         f"{row['processor_seconds']:.0f}",
     )
     return [row["fleet"], memory, step, *others]
+
+
+def step_of(seconds: Sequence[float]) -> str:
+    """Return the words of a predicted time: with an interval, or one number without."""
+    return "{1:.3g} ({0:.3g} to {2:.3g})".format(*seconds) if len(seconds) == 3 else f"{seconds[0]:.3g}"
 
 
 def main() -> None:
