@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,44 +107,63 @@ def is_xplane(path: Path) -> bool:
     return False
 
 
-def xplane_events(path: Path) -> Iterator[TraceEvent]:
-    """Yield the events of XPlane files that name an instruction of a compiled program.
+def xplane_planes(path: Path) -> Iterator[tuple[int, Path, Any]]:
+    """Yield the number of a host, its file, and each plane of it as jax's `ProfileData` has it.
 
     Raises:
-        InputError: a file cannot be read, or an event takes a time that cannot be.
+        InputError: a file cannot be read.
     """
     from jax.profiler import ProfileData  # lazily: reading a record needs no jax
 
     for number, file in enumerate(xplane_files(path)):
         try:
             planes = ProfileData.from_serialized_xspace(read_bytes(file, MOST_XPLANE_BYTES)).planes
-            yield from (event for plane in planes for event in _events_of(plane, number, file))
+            yield from ((number, file, plane) for plane in planes)
         except InputError:
             raise
         except Exception as broken:  # the parser's own kinds differ by release
             raise InputError(f"{file} cannot be read as a trace: {reason(broken)}", hint=HINT) from broken
 
 
+def xplane_events(path: Path) -> Iterator[TraceEvent]:
+    """Yield the events of XPlane files that name an instruction of a compiled program.
+
+    Raises:
+        InputError: a file cannot be read, or an event takes a time that cannot be.
+    """
+    for number, file, plane in xplane_planes(path):
+        yield from _events_of(plane, number, file)
+
+
 def _events_of(plane: Any, number: int, file: Path) -> Iterator[TraceEvent]:
     for line in plane.lines:
         for event in line.events:
-            stats = _stats_of(event)
-            if "hlo_op" not in stats:
-                continue
-            name = str(stats["hlo_op"])
-            yield TraceEvent(
-                name=name,
-                module=f"{stats.get('hlo_module', '')} {stats.get('program_id', '')}",
-                device=f"{number} {stats.get('device_ordinal', plane.name)}",
-                run=str(stats.get("run_id", "")),
-                begin_seconds=event.start_ns * NANOSECOND,
-                seconds=possible_seconds(event.duration_ns * NANOSECOND, f"{file}: the event {name[:100]!r}"),
-                kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
-                launch=str(stats.get("correlation_id", "")),
-            )
+            stats = stats_of(event)
+            if "hlo_op" in stats:
+                yield event_of(event, stats, plane, number, file)
 
 
-def _stats_of(event: Any) -> dict[str, Any]:
+def event_of(event: Any, stats: Mapping[str, Any], plane: Any, number: int, file: Path) -> TraceEvent:
+    """Return an event of an XPlane that names an instruction, with its statistics `stats`.
+
+    Raises:
+        InputError: it takes a time that cannot be.
+    """
+    name = str(stats["hlo_op"])
+    return TraceEvent(
+        name=name,
+        module=f"{stats.get('hlo_module', '')} {stats.get('program_id', '')}",
+        device=f"{number} {stats.get('device_ordinal', plane.name)}",
+        run=str(stats.get("run_id", "")),
+        begin_seconds=event.start_ns * NANOSECOND,
+        seconds=possible_seconds(event.duration_ns * NANOSECOND, f"{file}: the event {name[:100]!r}"),
+        kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
+        launch=str(stats.get("correlation_id", "")),
+    )
+
+
+def stats_of(event: Any) -> dict[str, Any]:
+    """Return the statistics of an event of an XPlane, by name."""
     with warnings.catch_warnings():
         # Python 3.13 warns when jaxlib makes the type of these pairs; as an error that ends the process.
         warnings.simplefilter("ignore", DeprecationWarning)
