@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
+    from ._kineto_trace import kineto_trace as kineto_trace
     from ._recorded import HostSpan as HostSpan
     from ._recorded import Recorded as Recorded
     from ._recorded import RecordedStep as RecordedStep
