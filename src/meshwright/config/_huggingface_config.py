@@ -114,7 +114,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             f"{where}: a value is not of the kind that its key has: {wrong}",
             hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
         ) from wrong
-    for key, values in (*family.only.items(), *((key, (False, {})) for key in ALWAYS_FALSE)):
+    for key, values in (*family.only.items(), *((key, [False, {}]) for key in ALWAYS_FALSE)):
         unread.discard(key)
         if key in given and given[key] not in values:
             raise not_understood(where, {key: given[key]})

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from meshwright.errors import InputError
 
 from ._families import FAMILIES
+from ._section import is_table
 from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
@@ -131,15 +132,15 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
 def stretching_of(tree: Tree) -> str | None:
     """Return the kind of stretching that a file names; None if it names none, or several."""
     table = tree.get("rope_scaling") or tree.get("rope_parameters")
-    return (table.get("rope_type") or table.get("type")) if isinstance(table, Mapping) else None
+    return (table.get("rope_type") or table.get("type")) if is_table(table) else None
 
 
 def _table(name: str, given: Any, where: str) -> dict[str, Any]:
     """Return a table of a file, in which only the kind of stretching is a text."""
-    if not isinstance(given, Mapping):
+    if not is_table(given):
         hint = f'write {name} as a table, such as {{"rope_type": "linear", "factor": 2.0}}, or null'
         raise InputError(f"{where}: {name} = {shortened(given)} is no table", hint=hint)
-    table = dict(cast("Tree", given))
+    table = dict(given)
     for key, value in table.items():
         if isinstance(value, str) and key not in ("rope_type", "type"):
             what = f"{where}: {name}.{key} = {shortened(value)} is text"
