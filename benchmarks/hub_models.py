@@ -4,9 +4,9 @@ Run: python benchmarks/hub_models.py [ID ...] [--weigh] [--record] [--page] [--k
 [--limit SECONDS]. hub_models.toml has the models, and where their values were read. A model that is read here
 must have as many parameters as the module of transformers on the meta device. --weigh weighs each model that
 is not refused, the small ones first, by the command and in a process of its own with --limit seconds. --kept
-is a folder (build/hub_models): a row that it has is not made again, so that a run that was ended goes on;
-remove it to begin anew. --record keeps the rows, and --page writes docs/reference/hub-models.md from the
-newest record.
+is a folder (build/hub_models): a row that it has is not made again unless it failed, so that a run that was
+ended goes on; remove it to begin anew. --record keeps the rows, and --page writes
+docs/reference/hub-models.md from the newest record and that of families_weighed.py.
 
 A model is weighed on as few of 1, 8, 64 and 512 H100 as hold 16 bytes of each parameter in 45 GiB, in
 sequences of at most 4,096 tokens: four for each device where it is read here, as microbatches; one where
@@ -26,6 +26,7 @@ from typing import Any
 
 from _record import RECORDS, ROOT, commit, write_record
 from _weighed_alone import weighed_alone
+from families_weighed import section_of
 
 import meshwright as mw
 from meshwright.config import huggingface_model, published_config, refusal_of
@@ -121,7 +122,8 @@ def made_of(name: str, row: Mapping[str, Any], config: Mapping[str, Any], limit:
         folder = Path(made) / name.rpartition("/")[2]
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
-        return {**row, "fleet": fleet, **weighed_alone(str(folder), fleet, settings, limit)}
+        kept = {key: value for key, value in row.items() if key != "failed"}
+        return {**kept, "fleet": fleet, **weighed_alone(str(folder), fleet, settings, limit)}
 
 
 def rows_of(
@@ -143,7 +145,8 @@ def rows_of(
         if name not in rows:
             with tempfile.TemporaryDirectory() as folder:
                 keep(name, counted(name, config_of(models[name]), Path(folder)))
-    left = [name for name in names if weighs and rows[name]["how"] != REFUSED and "fleet" not in rows[name]]
+    is_done = {name: row["how"] == REFUSED or "fits" in row or "refused" in row for name, row in rows.items()}
+    left = [name for name in names if weighs and not is_done[name]]
     with ThreadPoolExecutor(processes) as pool:
         jobs = {
             pool.submit(made_of, name, rows[name], config_of(models[name]), limit): name
@@ -154,8 +157,8 @@ def rows_of(
     return [rows[name] for name in names]
 
 
-def page_of(record: Mapping[str, Any]) -> str:
-    """Return the page of a record."""
+def page_of(record: Mapping[str, Any], families: Mapping[str, Any]) -> str:
+    """Return the page of a record, and of that of `families_weighed.py`."""
     rows = record["model"]
     ways = {how: sum(row["how"] == how for row in rows) for how in (HERE, MODULE, REFUSED)}
     counts = (
@@ -169,7 +172,7 @@ def page_of(record: Mapping[str, Any]) -> str:
         size = f"{row['parameters']:,}" if "parameters" in row else ""
         cells = [f"`{row['model']}`", f"`{row['model_type']}`", how, size, *figures_of(row)]
         lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
+    return "".join((*lines, section_of(families)))
 
 
 def figures_of(row: Mapping[str, Any]) -> list[str]:
@@ -208,8 +211,12 @@ def main() -> None:
         if given.record:
             write(rows, given.weigh)
     if given.page:
-        newest = max(RECORDS.glob("*_hub_models.toml"))
-        PAGE.write_text(page_of(tomllib.loads(newest.read_text())))
+        PAGE.write_text(page_of(newest("hub_models"), newest("families_weighed")))
+
+
+def newest(name: str) -> dict[str, Any]:
+    """Return the newest record of a benchmark."""
+    return tomllib.loads(max(RECORDS.glob(f"*_{name}.toml")).read_text())
 
 
 def write(rows: Sequence[dict[str, Any]], weighs: bool) -> None:

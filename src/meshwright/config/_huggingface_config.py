@@ -48,6 +48,7 @@ BESIDE_MLP = {
 }
 PER_LAYER = "per_layer_config"  # the sizes of layers that are unlike others
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
+_OFF: list[Any] = [False, {}]
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
 
@@ -114,7 +115,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             f"{where}: a value is not of the kind that its key has: {wrong}",
             hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
         ) from wrong
-    for key, values in (*family.only.items(), *((key, [False, {}]) for key in ALWAYS_FALSE)):
+    for key, values in (*family.only.items(), *((key, _OFF) for key in ALWAYS_FALSE)):
         unread.discard(key)
         if key in given and given[key] not in values:
             raise not_understood(where, {key: given[key]})
