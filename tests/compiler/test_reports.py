@@ -138,6 +138,7 @@ def product_of(size):
     return pl.pallas_call(product, out_shape=matrix, compiler_params=options, name="product"), matrix
 
 
+@pytest.mark.program  # an executable for a device that is not there cannot be loaded
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize(("sizes", "compiles"), [((), False), ((32, 64), True), ((32, 256), False)])
 def test_the_kernels_of_a_program_compile_alone_or_it_is_waited_for(sizes, compiles, tmp_path):
