@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import Any
 
 CONFIG = {"name": "linear", "steps": 100, "optimizer": {"kind": "sgd", "learning_rate": 0.1}}
-WEIGHING = {
-    "config": "linear",
+RUN = {
+    "schema": 1,
+    "id": "r0123456789ab",
+    "began": "2026-11-28T14:03:08+00:00",
+    "name": "linear",
+    "fleet": "1xCPU",
     "layout": "data=1",
-    "batch_unit": "rows",
+    "steps": 100,
     "tokens_per_step": 64,
-    "fleet": {"name": "1xCPU"},
-    "prediction": {"step_seconds": {"low": 0.008, "expected": 0.01, "high": 0.02}, "mfu": 0.4},
-    "ledger": {"memory": {"reserved_bytes": 4096}},
+    "batch_unit": "rows",
+    "sessions": [],
+    "weighing": {
+        "step_seconds": {"low": 0.008, "expected": 0.01, "high": 0.02},
+        "mfu": 0.4,
+        "needed_bytes": 4096,
+        "num_devices": 1,
+    },
 }
 
 
@@ -30,7 +39,7 @@ def make_run(folder: Path, lines: Iterable[str] = (), **texts: Any) -> Path:
     folder.mkdir(parents=True)
     files = {
         "config.json": json.dumps(CONFIG),
-        "weighing.json": json.dumps(WEIGHING),
+        "run.json": json.dumps(RUN),
         "metrics.jsonl": "".join(f"{each}\n" for each in lines),
         "notices.jsonl": "",
         "log.txt": "10:00:00 weighing: starting\n",

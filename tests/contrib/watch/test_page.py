@@ -15,7 +15,7 @@ import pytest
 import meshwright as mw
 from meshwright.contrib.watch import Shelf, static_page
 from tests.contrib.watch.conftest import serving
-from tests.contrib.watch.made_runs import CONFIG, line, make_run
+from tests.contrib.watch.made_runs import CONFIG, RUN, line, make_run
 
 pytestmark = pytest.mark.once
 PICTURES = os.environ.get("MESHWRIGHT_PICTURES")  # a folder to keep pictures of the pages in, to look at
@@ -41,7 +41,7 @@ def is_drawn(page) -> None:
 
 def test_a_session_a_run_moves_is_compared_with_another_and_is_stopped(page, tmp_path):
     mw.train("linear", on="1xCPU", steps=30, folder=tmp_path / "runs/earlier")
-    command = [sys.executable, "-m", "meshwright", "train", "linear", "--on", "1xCPU", "--set", "steps=1000000"]
+    command = [sys.executable, "-m", "meshwright", "train", "linear", "--on", "1xCPU", "--steps", "1000000"]
     command += ["--folder", "runs/now"]
     with serving(folder=tmp_path) as address:
         page.goto(address)
@@ -63,7 +63,7 @@ def test_a_session_a_run_moves_is_compared_with_another_and_is_stopped(page, tmp
                 label = page.get_attribute("figure:has-text('Loss') canvas[role=img]", "aria-label")
                 assert label.startswith("Loss of 2 runs: ")
                 assert "predicted" in page.text_content(".cards")
-                assert "weighing: compiling" in page.text_content("#log")
+                assert "compiling linear for 1 x cpu" in page.text_content("#log")
                 keep_picture(page, "session-running")
             finally:
                 run.send_signal(signal.SIGINT)
@@ -187,12 +187,11 @@ def hostile_runs(folder: Path) -> None:
             notices_jsonl=f"{json.dumps(notice)}\n{text}\n",
             log_txt=f"10:00:00 {text}\n{text}\n",
             config_json=json.dumps({**CONFIG, "name": text, text: {text: text}}),
-            weighing_json=json.dumps(
-                {"config": text, "layout": text, "batch_unit": text, "fleet": {"name": text}}
-            ),
+            run_json=json.dumps({**RUN, **dict.fromkeys(("name", "fleet", "layout", "batch_unit"), text)}),
         )
         (path / "reconciliation.json").write_text(text)
         (path / "measurement.json").write_text(json.dumps({"schema": text, text: text}))
+        (path / "tags.json").write_text(json.dumps({"tags": [text]}))
     sweep = [{"values": {text: text}, "folder": text, "held_out_loss": 1.0} for text in TEXTS]
     (folder / "sweep.json").write_text(json.dumps({"runs": sweep, "keys": TEXTS}))
 
@@ -207,9 +206,9 @@ SAFE = """() => {
         text: document.body.innerText,
     };
 }"""
-ALLOWED = """b bdi body button canvas dialog details div figcaption figure form h1 h2 head header html input kbd li line
-link main meta nav p path pre script section small span style summary svg table tbody td text th thead title tr
-ul"""
+ALLOWED = """b bdi body button canvas dialog details div figcaption figure form h1 h2 head header html input
+kbd li line link main meta nav p path pre script section small span style summary svg table tbody td text th
+thead title tr ul"""
 ODD = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 
 

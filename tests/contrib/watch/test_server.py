@@ -56,7 +56,7 @@ def test_another_token_is_refused(client, path):
         "..%5csecret.json",
         "/etc/passwd",
         "runs/first/metrics.jsonl",
-        "watch.js/..",
+        "watch.js/x",
         "watch.html",
         "_server.py",
         "details?run=../first",
@@ -202,13 +202,13 @@ def test_the_end_of_a_long_log_begins_with_a_whole_line(client, shelf):
 
 
 def test_what_cannot_be_read_is_told_and_the_rest_is_shown(tmp_path):
-    folder = make_run(tmp_path / "half", [line(1)], weighing_json="{", config_json="[1, 2]")
+    folder = make_run(tmp_path / "half", [line(1)], run_json="{", config_json="[1, 2]")
     (folder / "measurement.json").write_text('{"schema": 99}')
     (folder / "notices.jsonl").write_text('{"step": 1, "kind": "spike", "message": "up"}\nbroken\n{"step": 2')
     shelf = Shelf([folder])
     client = TestClient(Watcher(shelf).app(TOKEN), base_url="http://127.0.0.1")
     found = client.get(f"/{TOKEN}/details", params={"run": shelf.runs[0].id}).json()
-    assert [note.partition(" ")[0] for note in found["notes"]] == ["weighing.json", "measurement.json"]
+    assert [note.partition(" ")[0] for note in found["notes"]] == ["run.json", "measurement.json"]
     assert found["notices"] == [{"step": 1, "kind": "spike", "message": "up", "hint": ""}]
     (row,) = shelf.rows()
     assert (row["step"], row["predicted"]) == (1, {})

@@ -3,8 +3,8 @@
 Small files are read again when they change, metrics.jsonl and log.txt from where they were read last. Every
 text that leaves this module has its control and direction characters escaped.
 
-Imports: `_metrics`, `_states`, `files`, `measure`, `report`. Used by: `_shelf`, `_server`, `_static_page`,
-`_screen`.
+Imports: `_metrics`, `_values`, `contrib.runs`, `files`, `measure`, `report`.
+Used by: `_shelf`, `_screen`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,50 @@ import json
 import math
 import os
 import re
-import statistics
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.contrib.runs import RunRecord, run_record
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_text, reason
 
-from ._metrics import Metrics, Row, kind_of, tail
-from ._states import State, state_of
-from ._values import LARGEST, clean, number_at, text_at
+from ._metrics import Metrics
+from ._values import LARGEST, clean, text_at
 
 LOG_BYTES = 1 << 16  # of a log at once
 MOST_NOTICES, MOST_CHECKPOINTS, MOST_SETTINGS = 200, 200, 400
 NOTICES_BYTES = 1 << 18  # of the end of notices.jsonl
+WATCHED = ("run.json", "metrics.jsonl", "log.txt", "notices.jsonl", "checkpoints", "tags.json", ".lock")
 Fields = dict[str, Any]
+
+
+_EMPTY: Fields = {
+    "step": 0,
+    "predicted": {},
+    "finish": [],
+    "tags": [],
+    **dict.fromkeys(("of", "on", "layout"), ""),
+    "unit": "tokens",
+    **dict.fromkeys(("steps", "loss", "held_out_loss", "step_seconds", "seconds_left", "mfu", "memory")),
+    "tokens_per_step": None,
+}
+
+
+def predicted_of(record: RunRecord) -> Fields:
+    """Return the predicted quantities that are drawn beside measured ones: expected, least and most."""
+    made, predicted = Fields(), record.predicted
+    expected, low, high = predicted.expected, predicted.low, predicted.high
+    if expected is not None and low is not None and high is not None and 0 < low <= expected <= high:
+        made["seconds"] = [expected, low, high]
+        if tokens := record.tokens_per_step:
+            made["tokens_per_second"] = [tokens / expected, tokens / high, tokens / low]
+        if (share := predicted.mfu) is not None:
+            made["mfu"] = [share, share * expected / high, share * expected / low]
+    if (needed := predicted.needed_bytes) is not None:
+        made["memory_in_use_bytes"] = [needed, needed, needed]
+    return made
 
 
 class Kept:
@@ -76,115 +104,84 @@ class LiveRun:
         self.id = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:16]
         self.version = 0
         self.metrics = Metrics(folder / "metrics.jsonl")
-        self.state = State(name="waiting", words="")
+        self.record: RunRecord | None = None
         self._config = Kept(folder / "config.json", parsed_json)
-        self._weighing = Kept(folder / "weighing.json", parsed_json)
         self._measured = Kept(folder / "measurement.json", _measured)
         self._compared = Kept(folder / "reconciliation.json", _compared)
         self._stamps: list[tuple[int, int, int] | None] = []
-        self._recent: list[Row] = []
+
+    @property
+    def state(self) -> str:
+        """The state of the run's record; "waiting" before it has one."""
+        return "waiting" if self.record is None else self.record.state
 
     def refresh(self) -> bool:
-        """Look for changes of the folder, and read the end of its metrics; return whether there are any."""
-        kept = (self._config, self._weighing, self._measured, self._compared)
-        changed = any([each.refresh() for each in kept])
-        names = ("metrics.jsonl", "log.txt", "notices.jsonl", "checkpoints")
-        stamps = [stamp_of(self.folder / name) for name in names]
-        if stamps != self._stamps:
-            if stamps[:1] != self._stamps[:1]:
-                self._recent = tail(self.metrics.path)
-            self._stamps, changed = stamps, True
-        measured = self._measured.value or {}
-        newest = max((stamp[0] for stamp in stamps if stamp is not None), default=0) / 1e9
-        state = state_of(self.folder, measured.get("steps"), measured.get("signal", ""), self.step, newest)
-        if state != self.state:
-            self.state, changed = state, True
+        """Look for changes of the folder; return whether there are any."""
+        changed = any([each.refresh() for each in (self._config, self._measured, self._compared)])
+        stamps = [stamp_of(self.folder / name) for name in WATCHED]
+        if stamps != self._stamps or self.state == "running":  # which may die without a word
+            changed |= stamps != self._stamps or self.version == 0
+            self._stamps, before = stamps, self.record
+            try:
+                self.record = run_record(self.folder)
+            except InputError:
+                self.record = None
+            changed |= before != self.record
         self.version += changed
         return changed
 
-    @property
-    def step(self) -> int:
-        """The newest step that is recorded."""
-        return self._recent[-1]["step"] if self._recent else 0
-
     def row(self) -> Fields:
         """Return what a list of runs shows."""
-        weighing, config = self._weighing.value, self._config.value
-        steps = number_at(config, "steps")
-        seconds = self.usual_seconds()
-        is_running = self.state.name == "running"
-        left = max(0.0, steps - self.step) * seconds if is_running and steps and seconds else None
+        record = self.record
+        if record is None:
+            return {**_EMPTY, **self._named(), "state": self.state, "words": "no run has begun here yet"}
+        steps, step, seconds = record.steps, record.step or 0, record.step_seconds
+        left = None
+        if record.state == "running" and steps is not None and seconds is not None:
+            left = max(0, steps - step) * seconds
+        held_out = record.held_out_loss
         return {
-            "id": self.id,
-            "version": self.version,
-            "name": self.name,
-            "folder": clean(self.folder),
-            "state": self.state.name,
-            "words": self.state.words,
-            "step": self.step,
-            "steps": None if steps is None else int(steps),
-            "loss": self.newest("loss"),
-            "held_out_loss": self.newest("held_out_loss"),
+            **_EMPTY,
+            **self._named(),
+            "state": record.state,
+            "words": clean(record.words),
+            "step": step,
+            "steps": steps,
+            "loss": record.loss,
+            "held_out_loss": self._newest("held_out_loss") if held_out is None else held_out,
             "step_seconds": seconds,
             "seconds_left": left,
-            "mfu": self.newest("mfu"),
-            "memory": self.newest("memory_in_use_bytes"),
-            "finish": [],
-            "begun": self._begun(),
-            "of": text_at(weighing, "config") or text_at(config, "name"),
-            "on": text_at(weighing.get("fleet") if isinstance(weighing, dict) else None, "name"),
-            "layout": text_at(weighing, "layout"),
-            "unit": text_at(weighing, "batch_unit") or "tokens",
-            "tokens_per_step": number_at(weighing, "tokens_per_step"),
-            "predicted": self._predicted(),
+            "mfu": record.mfu,
+            "memory": self._newest("memory_in_use_bytes"),
+            "begun": _moment(record.began) or self._begun(),
+            "of": clean(record.name),
+            "on": clean(record.fleet),
+            "layout": clean(record.layout),
+            "unit": clean(record.batch_unit),
+            "tags": [clean(tag) for tag in record.tags],
+            "tokens_per_step": record.tokens_per_step,
+            "predicted": predicted_of(record),
         }
+
+    def _named(self) -> Fields:
+        names = {"id": self.id, "version": self.version, "name": self.name}
+        return {**names, "folder": clean(self.folder), "begun": self._begun()}
 
     def _begun(self) -> float | None:
         """Return when the run's first file was written, in seconds since 1970."""
-        stamp = stamp_of(self.folder / "config.json") or stamp_of(self.folder / "weighing.json")
+        stamp = stamp_of(self.folder / "config.json")
         return None if stamp is None else stamp[0] / 1e9
 
-    def newest(self, key: str) -> float | None:
-        """Return the newest finite value of a quantity."""
-        for line in reversed(self._recent):
-            if (value := number_at(line, key)) is not None:
-                return value
-        value = self.metrics.newest.get(key, (self._measured.value or {}).get("last", {}).get(key))
+    def _newest(self, key: str) -> float | None:
+        """Return the last value of a quantity as far as the metrics are read; None if there is none."""
+        value = self.metrics.newest.get(key)
         return None if value is None or math.isnan(value) else value
-
-    def usual_seconds(self) -> float | None:
-        """Return the median of the recent steps with their waits for a batch; None before the first."""
-        lines = [line for line in self._recent if kind_of(line) == "train"]
-        known = [
-            seconds + (number_at(line, "input_wait_seconds") or 0.0)
-            for line in lines
-            if (seconds := number_at(line, "seconds")) is not None
-        ]
-        return statistics.median(known) if known else None
-
-    def _predicted(self) -> Fields:
-        """Return the predicted quantities that are drawn beside measured ones: expected, least and most."""
-        weighing = self._weighing.value
-        made: Fields = {}
-        step = [number_at(weighing, "prediction", "step_seconds", end) for end in ("expected", "low", "high")]
-        expected, low, high = step
-        if expected is None or low is None or high is None or not 0 < low <= expected <= high:
-            return made
-        made["seconds"] = step
-        if tokens := number_at(weighing, "tokens_per_step"):
-            made["tokens_per_second"] = [tokens / expected, tokens / high, tokens / low]
-        for key in ("mfu", "hfu"):
-            if (share := number_at(weighing, "prediction", key)) is not None:
-                made[key] = [share, share * expected / high, share * expected / low]
-        if (reserved := number_at(weighing, "ledger", "memory", "reserved_bytes")) is not None:
-            made["memory_in_use_bytes"] = [reserved, reserved, reserved]
-        return made
 
     def details(self) -> Fields:
         """Return what the page shows of one run besides its curves and its log."""
         measured, config = self._measured.value or {}, self._config.value
-        kept = (self._config, self._weighing, self._measured, self._compared)
-        notes = [each.wrong for each in kept if each.wrong]
+        notes = [] if self.record is None else [clean(note) for note in self.record.notes]
+        notes += [each.wrong for each in (self._config, self._measured, self._compared) if each.wrong]
         if self.metrics.broken:
             notes.append(f"metrics.jsonl: {self.metrics.broken:,} lines hold no step and are left out.")
         settings = [] if not isinstance(config, dict) else list(_flat(config))
@@ -252,6 +249,14 @@ def _end_of(path: Path, most: int, offset: int | None = None) -> tuple[str, int]
     return data[:end].decode("utf-8", "replace").replace("\r\n", "\n"), begin + end
 
 
+def _moment(text: str) -> float | None:
+    """Return a time of ISO 8601 as seconds since 1970; None if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -265,14 +270,10 @@ def _measured(text: str) -> Fields:
     from meshwright.measure import Measurement
 
     made = Measurement.from_json(text)
-    last = {"loss": made.losses, "held_out_loss": made.held_out_losses}
     sample = {"prompt": clean(made.sample_prompt), "text": clean(made.sample)}
     return {
-        "steps": made.steps,
-        "signal": clean(made.signal),
         "samples": [sample] if made.sample else [],
         "phases": [[clean(name), seconds] for name, seconds in made.seconds_by_phase.items()],
-        "last": {key: values[max(values)] for key, values in last.items() if values},
     }
 
 

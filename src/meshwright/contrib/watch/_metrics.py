@@ -26,7 +26,6 @@ LONGEST_LINE = 1 << 16  # a longer one is no line of a run
 MOST_STEP = 2**53  # above it a browser's numbers skip whole ones
 KINDS = ("train", "held-out", "epoch")
 PREVIEW_LINES, PREVIEW_BYTES = 150, 2048  # of a file that is not read to its end yet
-TAIL_BYTES = 1 << 13  # some thirty lines
 Row = dict[str, Any]
 
 
@@ -107,16 +106,6 @@ class Metrics:
             return []
         by_step = {row["step"]: row for row in rows if row is not None}
         return [by_step[step] for step in sorted(by_step)]
-
-
-def tail(path: Path, most_bytes: int = TAIL_BYTES) -> list[Row]:
-    """Return the last lines of a file of metrics, without reading the rest of it."""
-    try:
-        with open_file(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            return _rows(file.read(most_bytes).split(b"\n"))[0]
-    except OSError:
-        return []
 
 
 def preview_buckets(rows: Sequence[Row]) -> Buckets:

@@ -66,7 +66,7 @@ def _screen(shelf: Shelf) -> None:
     with Live(console=shown, screen=True, auto_refresh=False) as live:
         while True:
             live.update(picture(shelf, shown.width), refresh=True)
-            if not any(run.state.name in LIVE for run in shelf.runs):
+            if not any(run.state in LIVE for run in shelf.runs):
                 break
             time.sleep(EVERY_SECONDS)
             shelf.refresh()
@@ -157,12 +157,16 @@ def _lines(run: LiveRun, row: Fields, width: int) -> Iterator[str]:
         "learning_rate": ("learning rate", lambda value: f"{value:.4g}"),
     }
     for key, (name, words) in texts.items():
-        if key in window.curves and (value := run.newest(key)) is not None:
+        if key in window.curves and (value := _last(window.curves[key][1])) is not None:
             yield f"{name:{LABEL}}{spark(window.curves[key][1]):{spark_width}}  {words(value)}"
     if row["held_out_loss"] is not None:
         yield f"{'held-out loss':{LABEL}}{'':{spark_width}}  {row['held_out_loss']:.4g}"
     for value, words in row["finish"]:
         yield f"{'finish':{LABEL}}{'':{spark_width}}  {value}, {words}"
+
+
+def _last(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 def spark(values: Sequence[float | None]) -> str:
