@@ -26,7 +26,7 @@ from meshwright.measure import chrome_events, class_of_kernel, stats_of, xplane_
 from meshwright.units import format_bytes
 
 from ._host_names import FRAME, SLEEP, is_of_a_library, kind_of_function, kind_of_name
-from ._recorded import MESSAGE_KINDS, UNKNOWN, HostSpan, Recorded, RecordedStep, Work
+from ._recorded import MESSAGE_KINDS, UNKNOWN, HostSpan, Recorded, RecordedStep, Work, main_program, stem
 from ._xplane_programs import Facts, facts_of, parsed, program_texts
 
 MOST_BYTES = 2**29  # of one file: a trace of a gigabyte takes minutes and tens of gigabytes to read
@@ -295,7 +295,7 @@ def _inner_span(event: _Event, owner: HostSpan | None) -> HostSpan | None:
         return None
     if owner is not None and owner.kind in ("data", "save"):
         return _span(event, owner.kind, owner.name, source)
-    return _span(event, kind, owner.name if owner is not None and kind != "compile" else event.name.lstrip("$"), source)
+    return _span(event, kind, event.name.lstrip("$"), source)
 
 
 def _span(event: _Event, kind: str, name: str, source: str | None) -> HostSpan:
@@ -312,11 +312,7 @@ def _span(event: _Event, kind: str, name: str, source: str | None) -> HostSpan:
 
 def _recorded(found: _Reading, files: tuple[Path, ...]) -> Recorded:
     """Return the record of all hosts: the steps, and what lies within them."""
-    busiest: Counter[str] = Counter()
-    for work in found.work:
-        if work.run:
-            busiest[work.program.partition("(")[0]] += work.seconds  # type: ignore[assignment]
-    main = max(busiest, key=lambda name: busiest[name], default="")
+    main = main_program(found.work)
     steps = [
         step
         for rank in range(len(files))
@@ -364,7 +360,7 @@ def _steps_of(rank: int, works: list[Work], marks: list[RecordedStep], main: str
     end = max((work.end_seconds for work in works), default=0.0)
     last: dict[str, float] = {}
     for work in works:
-        if work.run and work.program.partition("(")[0] == main:
+        if work.run and stem(work.program) == main:
             begins[work.run] = min(begins.get(work.run, math.inf), work.begin_seconds)
             last[work.run] = max(last.get(work.run, 0.0), work.end_seconds)
     starts, name = sorted(begins.values()), ""

@@ -14,7 +14,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ._recorded import COMPUTE_KINDS, COPY_KINDS, MESSAGE_KINDS, UNKNOWN, HostSpan, Recorded, RecordedStep, Work
+from ._recorded import (
+    COMPUTE_KINDS,
+    COPY_KINDS,
+    MESSAGE_KINDS,
+    UNKNOWN,
+    HostSpan,
+    Recorded,
+    RecordedStep,
+    Work,
+    main_program,
+    stem,
+)
 
 RANKS = {
     **dict.fromkeys((*COMPUTE_KINDS, UNKNOWN), 0),
@@ -23,10 +34,11 @@ RANKS = {
     "callback": 3,
 }
 """By kind of work, which counts where several run at once: the lowest."""
-TELLING = ("callback", "compile", "trace", "collect", "data", "save", "transfer", "launch", "python", "wait")
+TELLING = ("callback", "compile", "trace", "collect", "data", "save", "transfer", "launch", "wait", "python")
 """Kinds of the host's spans, the most telling first."""
 IDLE = "idle"
 INSIDE = "inside"  # of a run of the step's own program
+OTHERS = "others"  # another device works, or the step's program is launched and begins late
 NOTHING = "nothing"  # no span of the host was recorded
 
 
@@ -35,7 +47,7 @@ class Item:
     """What a part of a step belongs to.
 
     `kind`: one of `WORK_KINDS`, or `IDLE`. `name`: of the work; of the host's span while the device is idle.
-    `host`: the kind of that span, or `INSIDE`, or `NOTHING`. `program`, `source`: as of `Work`.
+    `host`: the kind of that span, or `INSIDE`, `OTHERS` or `NOTHING`. `program`, `source`: as of `Work`.
     """
 
     kind: str
@@ -43,6 +55,16 @@ class Item:
     program: str = ""
     source: str | None = None
     host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A piece of a device's idle time in a step. `held_by`: what holds the device up; "" for the host."""
+
+    index: int
+    begin: float
+    end: float
+    held_by: str
 
 
 Parts = list[Counter[Item]]  # by index of the step
@@ -68,48 +90,58 @@ class Timeline:
         return [sum(part.values()) for part in self.parts]
 
 
-def stem(program: str) -> str:
-    """Return the name of a program without the number by which the trace tells its compilations apart.
-
-    >>> stem("jit_step(4)")
-    'jit_step'
-    """
-    return program.partition("(")[0]
-
-
 def timeline_of(recorded: Recorded) -> Timeline:
     """Return what each part of the recorded steps belongs to."""
     num_steps = min(len(recorded.steps_of(rank)) for rank in range(recorded.num_ranks))
-    busy: Counter[str] = Counter()
     by_device: defaultdict[str, list[Work]] = defaultdict(list)
     for work in recorded.work:
         by_device[work.device].append(work)
-        if work.run and work.program:
-            busy[stem(work.program)] += work.seconds  # type: ignore[assignment]
-    main = max(busy, key=lambda name: busy[name], default="")
+    main = main_program(recorded.work)
     parts: Parts = [Counter() for _ in range(num_steps)]
     kinds = {device: [Counter[str]() for _ in range(num_steps)] for device in by_device}
-    for device, works in by_device.items():
-        rank = works[0].rank
+    for rank in range(recorded.num_ranks):
+        mine = {device: works for device, works in by_device.items() if works[0].rank == rank}
         steps = recorded.steps_of(rank)[:num_steps]
         host = [span for span in recorded.host if span.rank == rank]
-        idle: list[tuple[float, float, int, bool]] = []
-        for index, begin, end, running in _moments(works, steps):
-            if not running:
-                idle.append((begin, end, index, _is_inside(begin, end, works, main)))
-                continue
-            share = (end - begin) / len(running) / len(by_device)
-            for work in running:
-                parts[index][_item(work)] += share  # type: ignore[assignment]
-                kinds[device][index][work.kind] += (end - begin) / len(running)  # type: ignore[assignment]
-        for index, seconds, item in _of_the_host(idle, host):
-            parts[index][item] += seconds / len(by_device)  # type: ignore[assignment]
+        busy = _busy(mine.values()) if len(mine) > 1 else []
+        for device, works in mine.items():
+            owners = _owners([work for work in works if main and stem(work.program) != main], host)
+            idle: list[_Idle] = []
+            for index, begin, end, running in _moments(works, steps):
+                if not running:
+                    idle += _gaps(index, begin, end, works, main, host, busy)
+                    continue
+                share = (end - begin) / len(running)
+                for work in running:
+                    item = owners.get(id(work)) or item_of(work)
+                    parts[index][item] += share / len(by_device)  # type: ignore[assignment]
+                    kinds[device][index][work.kind] += share  # type: ignore[assignment]
+            for index, seconds, item in _of_the_host(idle, host):
+                parts[index][item] += seconds / len(by_device)  # type: ignore[assignment]
     launches = Counter(stem(w.program) for w in recorded.work if w.program and stem(w.program) != main)
     return Timeline(main=main, parts=tuple(parts), by_device=kinds, launches=launches)
 
 
-def _item(work: Work) -> Item:
+def item_of(work: Work) -> Item:
+    """Return what the seconds of a work belong to."""
     return Item(kind=work.kind, name=work.instruction or work.name, program=work.program, source=work.source)
+
+
+def _owners(works: Sequence[Work], spans: Sequence[HostSpan]) -> dict[int, Item]:
+    """Return the items of works that have no line of their own: the user's function that runs as they begin."""
+    sourced = sorted((span for span in spans if span.source is not None), key=lambda span: span.begin_seconds)
+    place, active = 0, list[HostSpan]()
+    found: dict[int, Item] = {}
+    for work in works:
+        while place < len(sourced) and sourced[place].begin_seconds <= work.begin_seconds:
+            active.append(sourced[place])
+            place += 1
+        active = [span for span in active if span.end_seconds >= work.begin_seconds]
+        named = [span for span in active if span.kind in ("python", "data", "save")] or active
+        source = named[-1].source if named else work.source
+        name = work.instruction or work.name
+        found[id(work)] = Item(kind=work.kind, name=name, program=work.program, source=source)
+    return found
 
 
 def _moments(
@@ -140,24 +172,72 @@ def _moments(
             (running.add if begins_here else running.discard)(number)
 
 
-def _is_inside(begin: float, end: float, works: Sequence[Work], main: str) -> bool:
-    """Return whether a gap lies within one run of the step's own program. `works` are in order of begin."""
+def _gaps(
+    index: int,
+    begin: float,
+    end: float,
+    works: Sequence[Work],
+    main: str,
+    spans: Sequence[HostSpan],
+    busy: Sequence[tuple[float, float]],
+) -> Iterator[_Idle]:
+    """Yield a gap of a device in pieces, each with what holds the device up, if it is not the host.
+
+    Within a run of the step's own program it is the program. From the launch of that program to its first
+    kernel, and while another device of the process works, the host has done its part.
+    """
     place = bisect.bisect_left(works, end, key=lambda work: work.begin_seconds)
     after = works[place] if place < len(works) else None
     before = works[place - 1] if place else None
-    if before is None or after is None or not before.run:
-        return False
-    return before.run == after.run and before.program == after.program and stem(after.program) == main
+    is_main = after is not None and bool(main) and stem(after.program) == main
+    if is_main and before is not None and before.run and before.run == after.run:
+        yield _Idle(index, begin, end, INSIDE)
+        return
+    launched = end
+    if is_main:
+        name = f"PjitFunction({main.removeprefix('jit_')})"
+        inside = (s.begin_seconds for s in spans if s.name == name and begin <= s.begin_seconds < end)
+        launched = max(inside, default=end)
+    for left, right, is_busy in _split(begin, launched, busy):
+        yield _Idle(index, left, right, OTHERS if is_busy else "")
+    if launched < end:
+        yield _Idle(index, launched, end, OTHERS)
+
+
+def _busy(devices: Iterable[Sequence[Work]]) -> list[tuple[float, float]]:
+    """Return the spans of time in which any of the devices works, in order and apart."""
+    found: list[tuple[float, float]] = []
+    for work in sorted((work for works in devices for work in works), key=lambda work: work.begin_seconds):
+        if found and work.begin_seconds <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], work.end_seconds)
+        else:
+            found.append((work.begin_seconds, work.end_seconds))
+    return found
+
+
+def _split(begin: float, end: float, busy: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float, bool]]:
+    """Yield the parts of a span of time, each with whether it lies in one of `busy`."""
+    place = bisect.bisect_right(busy, begin, key=lambda span: span[1])
+    while begin < end:
+        left, right = busy[place] if place < len(busy) else (end, end)
+        if begin < left:
+            yield begin, min(left, end), False
+        if left < end and left < right:
+            yield max(begin, left), min(right, end), True
+        begin, place = max(begin, min(right, end)), place + 1
+        if left >= end:
+            return
 
 
 def _of_the_host(
-    idle: Iterable[tuple[float, float, int, bool]], spans: Sequence[HostSpan]
+    idle: Iterable[_Idle], spans: Sequence[HostSpan]
 ) -> Iterator[tuple[int, float, Item]]:
     """Yield what the seconds of a device's gaps belong to, by what the host does in them."""
     order = {kind: place for place, kind in enumerate(TELLING)}
     coming = sorted(spans, key=lambda span: span.begin_seconds)
     place, active = 0, list[HostSpan]()
-    for begin, end, index, inside in idle:
+    for piece in idle:
+        index, begin, end = piece.index, piece.begin, piece.end
         active = [span for span in active if span.end_seconds > begin]
         while place < len(coming) and coming[place].begin_seconds < end:
             if coming[place].end_seconds > begin:
@@ -169,13 +249,13 @@ def _of_the_host(
         edges = sorted(cuts)
         for left, right in zip(edges, edges[1:], strict=False):
             here = [span for span in active if span.begin_seconds <= left and span.end_seconds >= right]
-            yield index, right - left, _idle_item(here, inside, order)
+            yield index, right - left, _idle_item(here, piece.held_by, order)
 
 
-def _idle_item(here: Sequence[HostSpan], inside: bool, order: dict[str, int]) -> Item:
+def _idle_item(here: Sequence[HostSpan], held_by: str, order: dict[str, int]) -> Item:
     """Return what a stretch of idle time belongs to. `here`: the spans that contain it."""
-    if inside and not any(span.kind in ("callback", "collect") for span in here):
-        return Item(kind=IDLE, name="", host=INSIDE)
+    if held_by and not any(span.kind in ("callback", "collect") for span in here):
+        return Item(kind=IDLE, name="", host=held_by)
     if not here:
         return Item(kind=IDLE, name="", host=NOTHING)
     best = min(here, key=lambda span: (order[span.kind], -span.begin_seconds))
@@ -186,4 +266,11 @@ def _idle_item(here: Sequence[HostSpan], inside: bool, order: dict[str, int]) ->
         named = [span for span in sourced if span.kind in ("python", "data", "save")]
         owner = max(named, key=lambda span: span.begin_seconds, default=owner)
     name = best.name if owner is None else owner.name
-    return Item(kind=IDLE, name=name, source=None if owner is None else owner.source, host=best.kind)
+    source = None if owner is None else owner.source
+    return Item(kind=IDLE, name=name, program=_launched(here), source=source, host=best.kind)
+
+
+def _launched(here: Iterable[HostSpan]) -> str:
+    """Return the program that jax launches in one of the spans, by the name that the program has."""
+    names = (span.name for span in here if span.name.startswith("PjitFunction("))
+    return next((f"jit_{name[len('PjitFunction('):-1]}" for name in names), "")

@@ -1,0 +1,458 @@
+"""Set a recorded step next to the prediction of a weighing, and name the causes of the difference.
+
+`gap_of` takes any record, of whichever profiler. Each second of the mean step belongs to one item of the
+timeline, and each item to one cause, or to none. What has none is compared with the prediction by class, and
+only what lies above the prediction's interval is blamed on a rate; on a CPU, whose rates are those of an hour
+on a machine that others use too, nothing is. The rest is unexplained, and said to be.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.errors import InputError
+from meshwright.ledger import executions_in
+from meshwright.measure import calibration_for
+from meshwright.predict import class_of, machine_of
+from meshwright.results import Weighing
+from meshwright.units import format_seconds
+
+from ._cause import KINDS, Cause, ClassRow, Gap
+from ._program_work import ProgramDifference, Surplus, difference_of
+from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
+from ._timeline import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
+from ._xplane_programs import BITS, parsed
+
+LEAST_SHARE = 0.01  # of the step: smaller causes are unexplained
+LEAST_MATCHED = 0.3  # of the traced program, or it is another one
+SLOWER = 1.3  # times the median: a step that differs
+SLOW_DEVICE = 0.05  # of the step, by which a device is slower than the median of the others
+SAME_DEVICE = 0.8  # of the steps in which it is the slowest
+MANY_KERNELS = 100  # in a step; with fewer, gaps on a CPU come from other processes
+MOST_GAPS = 0.5  # of the time of kernels: on a CPU, larger gaps are blamed
+IDLE_KINDS = {
+    "compile": "compilation",
+    "trace": "compilation",
+    "collect": "collect",
+    "data": "input",
+    "save": "save",
+    "transfer": "copy",
+    "callback": "callback",
+    "python": "host",
+    "launch": "small programs",
+}
+"""The kind of a cause by what the host does while the devices are idle."""
+DIFFERING = ("host", "save", "copy", "small programs")
+"""Causes that are those of some steps alone, if most of their seconds are."""
+
+
+@dataclass(slots=True)
+class _Amount:
+    """The seconds of one cause in a mean step: of all steps, and of those that do not differ."""
+
+    seconds: float = 0.0
+    usual_seconds: float = 0.0
+    names: Counter[str] = field(default_factory=Counter[str])
+    words: str = ""
+    steps: set[int] = field(default_factory=set[int])
+
+
+_Key = tuple[str, str]  # the kind, and the line of the source
+
+
+def gap_of(recorded: Recorded, weighing: Weighing) -> Gap:
+    """Return why the recorded step takes longer than the weighing predicts.
+
+    Raises:
+        InputError: the trace is of another program, or of more devices than the fleet has.
+    """
+    _check_devices(recorded, weighing)
+    found = _Attribution(recorded, weighing)
+    return found.gap()
+
+
+def _check_devices(recorded: Recorded, weighing: Weighing) -> None:
+    number, fleet = len(recorded.devices), weighing.fleet
+    if number > fleet.num_devices:
+        raise InputError(
+            f"the trace has {number} devices, and {fleet.name} has {fleet.num_devices}",
+            hint=f"name the fleet that was traced: --on {number}x{fleet.chip.name}",
+        )
+
+
+class _Attribution:
+    """Give each second of the mean step to a cause, to a class, or to the rest."""
+
+    def __init__(self, recorded: Recorded, weighing: Weighing) -> None:
+        self.recorded, self.weighing = recorded, weighing
+        self.line: Timeline = timeline_of(recorded)
+        self.steps = self.line.step_seconds
+        self.measured = statistics.fmean(self.steps)
+        self.differing = _differing(self.steps)
+        self.is_cpu = weighing.fleet.chip.platform == "cpu"
+        self.amounts: defaultdict[_Key, _Amount] = defaultdict(_Amount)
+        self.rest: Counter[str] = Counter()  # by class, exposed
+        self.rest_lines: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.differences = self._differences()
+
+    def gap(self) -> Gap:
+        facts = _facts_by_item(self.recorded)
+        for index, part in enumerate(self.line.parts):
+            for item, seconds in part.items():
+                self._give(index, item, seconds / len(self.steps), facts)
+        causes = [*self._named(), *self._of_classes(), *self._straggler()]
+        least = LEAST_SHARE * self.measured
+        kept = sorted((each for each in causes if each.seconds > least), key=lambda each: -each.seconds)
+        prediction = self.weighing.prediction
+        expected = 0.0 if prediction is None else prediction.step_seconds.expected
+        gap = self.measured - expected
+        return Gap(
+            program=self.weighing.name,
+            fleet=self.weighing.fleet.name,
+            measured_seconds=self.measured,
+            predicted=None if prediction is None else prediction.step_seconds,
+            causes=tuple(kept),
+            unexplained_seconds=gap - sum(each.seconds for each in kept),
+            step_seconds=tuple(self.steps),
+            num_devices=len(self.recorded.devices),
+            classes=self._classes(),
+            matched=min((each.matched for each in self.differences.values()), default=None),
+            files=self.recorded.files,
+            notes=tuple(self._notes()),
+        )
+
+    def _differences(self) -> dict[str, ProgramDifference]:
+        """Return how each compilation of the traced step differs from the weighed program."""
+        if not self.recorded.programs or not self.weighing.is_compiled:
+            return {}
+        weighed = executions_in(self.weighing.folder, self.weighing.compiled).program
+        ratios = _seconds_by_format(self.weighing)
+        ran = {work.program for work in self.recorded.work if stem(work.program) == self.line.main}
+        found: dict[str, ProgramDifference] = {}
+        for name in ran & set(self.recorded.programs):
+            if (program := parsed(self.recorded.programs[name])) is not None:
+                found[name] = difference_of(program, weighed, ratios)
+        if found and max(each.matched for each in found.values()) < LEAST_MATCHED:
+            share = 100 * max(each.matched for each in found.values())
+            raise InputError(
+                f"{share:.0f} % of the traced program {self.line.main} is in {self.weighing.name}: the trace is of "
+                "another program",
+                hint="name the program, the layout and the fleet of the traced run; or trace its steps",
+            )
+        return found
+
+    def _give(self, index: int, item: Item, seconds: float, facts: Mapping[Item, Work]) -> None:
+        """Give the seconds of one item in one step to a cause, or to the rest of its class."""
+        if item.kind == IDLE:
+            kind = self._kind_of_idle(item)
+            if kind is None:
+                self.rest[INSIDE if item.host == INSIDE else IDLE] += seconds  # type: ignore[assignment]
+            else:
+                self._add(kind, item.source or "", seconds, index, item.name)
+            return
+        if self.line.main and item.program and stem(item.program) != self.line.main:
+            self._add("small programs", item.source or "", seconds, index, stem(item.program))
+            return
+        left = seconds
+        for surplus in self._surplus_of(item, facts.get(item)):
+            part = seconds * surplus.share
+            name = facts[item].kind if surplus.what == "extra message" and item in facts else ""
+            self._add(surplus.what, surplus.source or item.source or "", part, index, name, surplus.words)
+            left -= part
+        if left <= 0:
+            return
+        if item.kind in COPY_KINDS and item.kind != "copy":
+            self._add("copy", item.source or "", left, index, item.kind)
+        elif item.kind == "callback" and not self.differences:
+            self._add("callback", item.source or "", left, index, item.name)
+        else:
+            self.rest[item.kind] += left  # type: ignore[assignment]
+            self.rest_lines[item.kind][item.source or ""] += left  # type: ignore[assignment]
+
+    def _surplus_of(self, item: Item, work: Work | None) -> Sequence[Surplus]:
+        if (difference := self.differences.get(item.program)) is not None:
+            return difference.surplus.get(item.name, ())
+        if work is None or not self._has_prediction_by_phase:
+            return ()
+        if work.recomputed and not self._recomputes:
+            return (Surplus(what="recomputation", share=1.0, source=work.source or ""),)
+        return ()
+
+    @property
+    def _has_prediction_by_phase(self) -> bool:
+        return self.weighing.prediction is not None
+
+    @property
+    def _recomputes(self) -> bool:
+        prediction = self.weighing.prediction
+        return prediction is not None and any(each.recomputed_seconds > 0 for each in prediction.slices)
+
+    def _kind_of_idle(self, item: Item) -> str | None:
+        """Return the kind of cause of a device's idle time; None if nothing of it is to be blamed."""
+        if item.host in (INSIDE, OTHERS, "wait"):
+            return None
+        if item.host == NOTHING:
+            return None if self.recorded.host else "host"
+        if not self.line.main:
+            return "gaps" if item.host in ("launch", "python") else IDLE_KINDS[item.host]
+        if item.host == "launch" and (not item.program or item.program == self.line.main):
+            return None  # the step's own launch
+        if item.host == "python" and item.source is None:
+            return None
+        return IDLE_KINDS[item.host]
+
+    def _add(self, kind: str, source: str, seconds: float, index: int, name: str, words: str = "") -> None:
+        where = "" if kind == "gaps" else source
+        amount = self.amounts[kind, where]
+        amount.seconds += seconds
+        amount.steps.add(index)
+        if index not in self.differing:
+            usual = len(self.steps) - len(self.differing)
+            amount.usual_seconds += seconds * len(self.steps) / usual
+        if name:
+            amount.names[name] += seconds  # type: ignore[assignment]
+        amount.words = amount.words or words
+
+    def _named(self) -> list[Cause]:
+        """Return the causes of the amounts, where those of some steps alone are one cause for each line."""
+        merged: dict[_Key, _Amount] = {}
+        for (kind, where), amount in self.amounts.items():
+            is_of_some = self.differing and amount.usual_seconds < 0.3 * amount.seconds
+            key = ("differing steps" if is_of_some and kind in DIFFERING else kind, where)
+            into = merged.setdefault(key, _Amount())
+            into.seconds += amount.seconds
+            into.names += amount.names
+            into.steps |= amount.steps
+            into.words = into.words or amount.words
+        _join_python(merged)
+        predicted = self._predicted_idle if ("gaps", "") in merged else 0.0
+        if predicted:
+            merged["gaps", ""].seconds -= predicted
+        if ("compilation", "") in merged or sum(key[0] == "compilation" for key in merged) > 1:
+            _join(merged, "compilation")
+        return [
+            Cause(
+                kind=kind,
+                seconds=amount.seconds,
+                name=amount.words or _names(kind, amount.names),
+                where=where,
+                evidence=self._evidence(kind, amount),
+                cure=KINDS[kind].cure,
+            )
+            for (kind, where), amount in merged.items()
+        ]
+
+    def _evidence(self, kind: str, amount: _Amount) -> str:
+        number, whole = len(amount.steps), len(self.steps)
+        words = f"in {number} of {whole} steps" if number < whole else f"in each of {whole} steps"
+        if kind == "differing steps":
+            which = sorted(amount.steps & self.differing)
+            words = f"in {len(which)} of {whole} steps{_period(which)}"
+        if kind == "small programs":
+            launches = sum(count for name, count in self._launches.items() if name in amount.names)
+            launches = launches or sum(self._launches.values())
+            words += f", {launches / whole:.0f} launches a step"
+        return words
+
+    @property
+    def _launches(self) -> Counter[str]:
+        return self.line.launches
+
+    @property
+    def _predicted_idle(self) -> float:
+        prediction = self.weighing.prediction
+        return 0.0 if prediction is None else prediction.seconds_by_kind["idle"]
+
+    def _predicted(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return predicted seconds by class: all of them, and the exposed ones."""
+        whole: defaultdict[str, float] = defaultdict(float)
+        exposed: defaultdict[str, float] = defaultdict(float)
+        prediction = self.weighing.prediction
+        for each in () if prediction is None else prediction.slices:
+            whole[class_of(each.name)] += each.seconds
+            exposed[class_of(each.name)] += each.exposed_seconds
+        return dict(whole), dict(exposed)
+
+    def _of_classes(self) -> list[Cause]:
+        """Return causes for classes of work that take longer than the prediction's interval allows."""
+        prediction = self.weighing.prediction
+        busy = sum(seconds for kind, seconds in self.rest.items() if kind not in (INSIDE, IDLE))
+        kernels = sum(stem(work.program) == self.line.main for work in self.recorded.work)
+        kernels_in_a_step = kernels / len(self.steps) / max(1, len(self.recorded.devices))
+        causes: list[Cause] = []
+        gaps = self.rest[INSIDE] - self._predicted_idle
+        many = kernels_in_a_step >= MANY_KERNELS and self.rest[INSIDE] > MOST_GAPS * busy
+        if gaps > 0 and (many if self.is_cpu else prediction is not None):
+            words = f"{kernels_in_a_step:.0f} kernels a step"
+            causes.append(Cause(kind="gaps", seconds=gaps, evidence=words, cure=KINDS["gaps"].cure))
+        if self.is_cpu or prediction is None or prediction.step_seconds.high is None:
+            return causes
+        slack = prediction.step_seconds.high / prediction.step_seconds.expected
+        whole, exposed = self._predicted()
+        lasted = _seconds_by_kind(self.recorded, len(self.steps))
+        for name, seconds in self.rest.items():
+            if name in (INSIDE, IDLE, UNKNOWN) or name in COPY_KINDS or not whole.get(name):
+                continue
+            excess = seconds - slack * exposed.get(name, 0.0)
+            if excess <= 0:
+                continue
+            if name in MESSAGE_KINDS:
+                kind = "slow message" if lasted[name] > slack * whole[name] else "exposed message"
+                evidence = f"{format_seconds(lasted[name])} of messages, predicted {format_seconds(whole[name])}"
+            else:
+                kind = "slow work"
+                evidence = f"{seconds / exposed[name]:.1f} times the predicted {format_seconds(exposed[name])}"
+            line = self.rest_lines[name].most_common(1)[0][0]
+            causes.append(
+                Cause(kind=kind, seconds=excess, name=name, where=line, evidence=evidence, **self._cure(kind, name))
+            )
+        return causes
+
+    def _cure(self, kind: str, name: str) -> dict[str, object]:
+        """Return the cure of a cause of a class: a walked change of the prediction where it has one."""
+        prediction = self.weighing.prediction
+        helps = () if prediction is None else prediction.what_helps
+        for each in helps if kind in ("exposed message", "slow message") else ():
+            if "collectives" in each.what or each.change:
+                change = {"change": each.change, "saving_seconds": each.saving_seconds}
+                return {"cure": f"{each.what}: {KINDS[kind].cure}", **change}
+        return {"cure": KINDS[kind].cure}
+
+    def _straggler(self) -> list[Cause]:
+        """Return the device for which the others wait in their messages, if it is the same one in most steps."""
+        devices = list(self.line.by_device)
+        if len(devices) < 2 or len(self.steps) < 3:
+            return []
+        own = {
+            device: [_compute(part) for part in self.line.by_device[device]] for device in devices
+        }
+        slowest = max(devices, key=lambda device: sum(own[device]))
+        others = [statistics.fmean(own[device]) for device in devices if device != slowest]
+        more = statistics.fmean(own[slowest]) - statistics.median(others)
+        worst = sum(max(devices, key=lambda d: own[d][i]) == slowest for i in range(len(self.steps)))
+        waited = sum(seconds for kind, seconds in self.rest.items() if kind in MESSAGE_KINDS)
+        if more < SLOW_DEVICE * self.measured or worst < SAME_DEVICE * len(self.steps):
+            return []
+        rank, _, device = slowest.partition("/")
+        name = f"device {device}" if self.recorded.num_ranks == 1 else f"rank {rank}, device {device}"
+        return [
+            Cause(
+                kind="straggler",
+                seconds=min(more * (1 - 1 / len(devices)), waited),
+                name=name,
+                evidence=f"the slowest in {worst} of {len(self.steps)} steps, its kernels take "
+                f"{format_seconds(more)} longer than those of the others",
+                cure=KINDS["straggler"].cure,
+            )
+        ]
+
+    def _classes(self) -> tuple[ClassRow, ...]:
+        """Return predicted and measured seconds by class; with idle time they sum to the step."""
+        measured: Counter[str] = Counter()
+        for part in self.line.parts:
+            for item, seconds in part.items():
+                name = "idle" if item.kind == IDLE else item.kind
+                measured[name] += seconds / len(self.steps)  # type: ignore[assignment]
+        _, exposed = self._predicted()
+        exposed["idle"] = exposed.pop("launch", 0.0)
+        known = self.weighing.prediction is not None
+        names = sorted({*measured, *(name for name, seconds in exposed.items() if seconds > 0)},
+                       key=lambda name: -max(measured[name], exposed.get(name, 0.0)))  # fmt: skip
+        return tuple(
+            ClassRow(name=name, predicted=exposed.get(name, 0.0) if known else None, measured=measured[name])
+            for name in names
+        )
+
+    def _notes(self) -> Iterable[str]:
+        yield from self.recorded.notes
+        for why, number in self.recorded.unread.items():
+            yield f"left out: {number} {why}"
+        unknown = self.rest[UNKNOWN]
+        if unknown > LEAST_SHARE * self.measured:
+            yield f"{format_seconds(unknown)} of kernels whose names tell no class"
+        lacking = {words for each in self.differences.values() for words in each.lacking}
+        for words in sorted(lacking):
+            yield f"the weighed program has, and the traced one has not: {words}"
+        if self.is_cpu:
+            yield "a CPU's rates are those of an hour: no second is blamed on kernels slower than their rate"
+        if self.weighing.prediction is None:
+            yield f"no time is predicted: {self.weighing.no_prediction}"
+
+
+def _names(kind: str, names: Counter[str]) -> str:
+    """Return the names of a cause: its largest; of programs, the largest of them."""
+    programs = [name for name, _ in names.most_common() if name.startswith("jit_")]
+    if kind == "small programs" and programs:
+        return ", ".join(programs[:2])
+    return next((name for name, _ in names.most_common(1)), "")
+
+
+def _seconds_by_format(weighing: Weighing) -> dict[str, float]:
+    """Return the seconds of a FLOP of a product by number format, where its rate is known."""
+    calibration = calibration_for(weighing.fleet)
+    if calibration is None and weighing.fleet.chip.platform == "cpu":
+        return {}
+    machine = machine_of(weighing.fleet, calibration)
+    rates = {name: machine.gemm_flops_per_second(name) for name in BITS}
+    return {name: 1 / rate for name, rate in rates.items() if rate}
+
+
+def _differing(steps: Sequence[float]) -> set[int]:
+    """Return the steps that take longer than the others, if they are few."""
+    usual = statistics.median(steps)
+    slow = {index for index, seconds in enumerate(steps) if seconds > SLOWER * usual}
+    return slow if len(steps) >= 3 and len(slow) <= max(1, len(steps) // 3) else set()
+
+
+def _period(which: Sequence[int]) -> str:
+    """Return how often the steps come, in words."""
+    apart = {after - before for before, after in zip(which, which[1:], strict=False)}
+    if len(apart) == 1 and (period := apart.pop()) > 1:
+        return f", one in {period}"
+    return f" (number {', '.join(str(index + 1) for index in which[:5])})" if which else ""
+
+
+def _join_python(merged: dict[_Key, _Amount]) -> None:
+    """Give Python's time in a function that launches many programs to these launches."""
+    for (kind, where), amount in list(merged.items()):
+        launched = merged.get(("small programs", where))
+        if kind == "host" and launched is not None and where:
+            launched.seconds += amount.seconds
+            launched.steps |= amount.steps
+            del merged[kind, where]
+
+
+def _join(merged: dict[_Key, _Amount], kind: str) -> None:
+    """Make one cause of all of a kind, at the line that has most of its seconds."""
+    keys = [key for key in merged if key[0] == kind]
+    largest = max(keys, key=lambda key: (bool(key[1]), merged[key].seconds))
+    whole = _Amount()
+    for key in keys:
+        amount = merged.pop(key)
+        whole.seconds += amount.seconds
+        whole.names += amount.names
+        whole.steps |= amount.steps
+    merged[largest] = whole
+
+
+def _facts_by_item(recorded: Recorded) -> dict[Item, Work]:
+    """Return one work of each item, which says what all of them are."""
+    found: dict[Item, Work] = {}
+    for work in recorded.work:
+        found.setdefault(item_of(work), work)
+    return found
+
+
+def _seconds_by_kind(recorded: Recorded, num_steps: int) -> Counter[str]:
+    """Return the seconds of whole events by kind, of one step on one device, hidden or not."""
+    seconds: Counter[str] = Counter()
+    for work in recorded.work:
+        seconds[work.kind] += work.seconds / num_steps / len(recorded.devices)  # type: ignore[assignment]
+    return seconds
+
+
+def _compute(part: Mapping[str, float]) -> float:
+    return sum(seconds for kind, seconds in part.items() if kind not in MESSAGE_KINDS)
