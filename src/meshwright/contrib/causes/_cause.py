@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from meshwright.measure import STEP_SECONDS, Reconciliation, Row
 from meshwright.predict import Interval
-from meshwright.reportable import Reportable
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "input": Kind(
         words="the devices wait for the next batch",
-        cure="read batches ahead in a thread or in processes, and put them on the device before they are needed",
+        cure="read batches ahead in a thread or in processes, and put them on the device early",
     ),
     "compilation": Kind(
         words="a program is traced and compiled again",
-        cure="give every step arrays of the same shapes and types (pad the last batch), and jit functions once, "
-        "outside the loop; if it is the first step alone, trace later ones",
+        cure="give every step arrays of the same shapes and types (pad the last batch), and jit functions "
+        "once, outside the loop; if it is the first step alone, trace later ones",
     ),
     "copy": Kind(
         words="arrays are copied between host and device",
@@ -65,15 +66,15 @@ KINDS: Mapping[str, Kind] = {
     ),
     "recomputation": Kind(
         words="the backward pass computes again what the weighed program keeps",
-        cure="take jax.checkpoint (or activation checkpointing) out, or keep more: a policy; see `weigh --set remat=...`",
+        cure="take jax.checkpoint (activation checkpointing) out, or keep more by a policy (remat=...)",
     ),
     "wide product": Kind(
         words="products run in a wider number format",
-        cure="cast both operands to the narrower format where they meet: one operand that is wide widens the product",
+        cure="cast both operands to the narrower format where they meet: one wide operand widens the product",
     ),
     "extra message": Kind(
         words="devices send what the weighed program does not send, or elsewhere",
-        cure="give the value and its gradient the sharding that the layout has (with_sharding_constraint, out_shardings)",
+        cure="give the value and its gradient the layout's sharding: with_sharding_constraint",
     ),
     "extra work": Kind(
         words="the program does work that the weighed program does not have",
@@ -81,19 +82,19 @@ KINDS: Mapping[str, Kind] = {
     ),
     "exposed message": Kind(
         words="messages are not hidden behind computation",
-        cure="let the compiler overlap them (latency-hiding scheduler, prefetch of the next layer), or use another layout",
+        cure="let the compiler overlap them (latency-hiding scheduler, prefetch), or use another layout",
     ),
     "slow message": Kind(
         words="messages take longer than their links should need",
-        cure="check the links (nccl-tests on the same hosts), and that the group lies within a host where it should",
+        cure="check the links (nccl-tests on the same hosts), and that the group lies within a host",
     ),
     "slow work": Kind(
         words="kernels run slower than their rate",
-        cure="check clocks and power (throttling), other processes on the device, and sizes that the kernels do not like",
+        cure="check clocks and power (throttling), other processes on the device, and odd sizes",
     ),
     "gaps": Kind(
         words="gaps between kernels: the host launches them slower than the device runs them",
-        cure="launch fewer and larger ones: compile the step (jit, torch.compile), CUDA graphs, a larger microbatch",
+        cure="launch fewer and larger ones: compile the step, CUDA graphs, a larger microbatch",
     ),
     "straggler": Kind(
         words="devices wait for one that is slower",
@@ -142,7 +143,7 @@ class ClassRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Gap(Reportable):
+class Gap(Reconciliation):
     """Why a step takes longer than predicted: causes with seconds, and a rest that nothing explains.
 
     The seconds of the causes and `unexplained_seconds` sum to `gap_seconds`. A step may be faster than
@@ -212,3 +213,18 @@ class Gap(Reportable):
         fields = dataclasses.asdict(self)
         causes = [{**each, "what": KINDS[each["kind"]].words} for each in fields.pop("causes")]
         return {"schema": SCHEMA, "gap_seconds": self.gap_seconds, "causes": causes, **fields}
+
+    def to_json(self) -> str:
+        """Return the JSON text that `reconcile --json` prints."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def step_row(predicted: Interval | None, measured: float, how: str) -> tuple[Row, ...]:
+    """Return the row of the step's seconds; none if no time is predicted."""
+    if predicted is None:
+        return ()
+    ends = {"low": predicted.low, "high": predicted.high}
+    expected = predicted.expected
+    return (
+        Row(quantity=STEP_SECONDS, unit="seconds", predicted=expected, measured=measured, how=how, **ends),
+    )

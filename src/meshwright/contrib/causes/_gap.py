@@ -8,6 +8,7 @@ on a machine that others use too, nothing is. The rest is unexplained, and said 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +17,17 @@ from dataclasses import dataclass, field
 from meshwright.errors import InputError
 from meshwright.ledger import executions_in
 from meshwright.measure import calibration_for
-from meshwright.predict import class_of, machine_of
+from meshwright.predict import Speedup, class_of, machine_of
 from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
-from ._cause import KINDS, Cause, ClassRow, Gap
+from ._cause import KINDS, Cause, ClassRow, Gap, step_row
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
 from ._timeline import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
 from ._xplane_programs import BITS, parsed
 
+MOST_PARTS = 4  # of a prediction, that could take longer
 LEAST_SHARE = 0.01  # of the step: smaller causes are unexplained
 LEAST_MATCHED = 0.3  # of the traced program, or it is another one
 SLOWER = 1.3  # times the median: a step that differs
@@ -55,7 +57,7 @@ class _Amount:
 
     seconds: float = 0.0
     usual_seconds: float = 0.0
-    names: Counter[str] = field(default_factory=Counter[str])
+    names: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     words: str = ""
     steps: set[int] = field(default_factory=set[int])
 
@@ -72,6 +74,42 @@ def gap_of(recorded: Recorded, weighing: Weighing) -> Gap:
     _check_devices(recorded, weighing)
     found = _Attribution(recorded, weighing)
     return found.gap()
+
+
+def gap_of_seconds(seconds: float, weighing: Weighing, how: str) -> Gap:
+    """Return the gap of a step of which only the time is known: no cause is named, for nothing tells one.
+
+    `could_be` says what the prediction has that could take longer, the largest first.
+
+    Raises:
+        InputError: no time is predicted.
+    """
+    prediction = weighing.prediction
+    if prediction is None:
+        raise InputError(
+            f"no time is predicted for {weighing.name}: {weighing.no_prediction}",
+            hint="give a trace, whose own gaps and waits say something without a prediction: --trace FOLDER",
+        )
+    parts = [each for each in prediction.slices if each.exposed_seconds > 0]
+    parts.sort(key=lambda each: -each.exposed_seconds)
+    could = [f"{each.name}: predicted {format_seconds(each.exposed_seconds)}" for each in parts[:MOST_PARTS]]
+    could += [
+        f"{each.what} would save {format_seconds(each.saving_seconds)}" for each in prediction.what_helps[:2]
+    ]
+    return Gap(
+        same_program=None,
+        rows=step_row(prediction.step_seconds, seconds, how),
+        not_compared={"causes": "a step's time alone tells none: give a trace"},
+        program=weighing.name,
+        fleet=weighing.fleet.name,
+        measured_seconds=seconds,
+        predicted=prediction.step_seconds,
+        causes=(),
+        unexplained_seconds=seconds - prediction.step_seconds.expected,
+        num_devices=weighing.fleet.num_devices,
+        could_be=tuple(could),
+        notes=prediction.interval_reasons,
+    )
 
 
 def _check_devices(recorded: Recorded, weighing: Weighing) -> None:
@@ -94,8 +132,8 @@ class _Attribution:
         self.differing = _differing(self.steps)
         self.is_cpu = weighing.fleet.chip.platform == "cpu"
         self.amounts: defaultdict[_Key, _Amount] = defaultdict(_Amount)
-        self.rest: Counter[str] = Counter()  # by class, exposed
-        self.rest_lines: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.rest: defaultdict[str, float] = defaultdict(float)  # by class, exposed
+        self.rest_lines: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.differences = self._differences()
 
     def gap(self) -> Gap:
@@ -109,7 +147,13 @@ class _Attribution:
         prediction = self.weighing.prediction
         expected = 0.0 if prediction is None else prediction.step_seconds.expected
         gap = self.measured - expected
+        found = [each.matched for each in self.differences.values()]
+        differs = any(each.surplus[name] for each in self.differences.values() for name in each.surplus)
+        how = f"mean of {len(self.steps)} steps of a trace of {self.recorded.profiler}.profiler"
         return Gap(
+            same_program=None if not found else not differs,
+            rows=step_row(None if prediction is None else prediction.step_seconds, self.measured, how),
+            not_compared={"FLOPs and bytes": "a trace does not count them"},
             program=self.weighing.name,
             fleet=self.weighing.fleet.name,
             measured_seconds=self.measured,
@@ -119,7 +163,7 @@ class _Attribution:
             step_seconds=tuple(self.steps),
             num_devices=len(self.recorded.devices),
             classes=self._classes(),
-            matched=min((each.matched for each in self.differences.values()), default=None),
+            matched=min(found, default=None),
             files=self.recorded.files,
             notes=tuple(self._notes()),
         )
@@ -138,8 +182,8 @@ class _Attribution:
         if found and max(each.matched for each in found.values()) < LEAST_MATCHED:
             share = 100 * max(each.matched for each in found.values())
             raise InputError(
-                f"{share:.0f} % of the traced program {self.line.main} is in {self.weighing.name}: the trace is of "
-                "another program",
+                f"{share:.0f} % of the traced program {self.line.main} is in {self.weighing.name}: the trace "
+                "is of another program",
                 hint="name the program, the layout and the fleet of the traced run; or trace its steps",
             )
         return found
@@ -149,7 +193,7 @@ class _Attribution:
         if item.kind == IDLE:
             kind = self._kind_of_idle(item)
             if kind is None:
-                self.rest[INSIDE if item.host == INSIDE else IDLE] += seconds  # type: ignore[assignment]
+                self.rest[INSIDE if item.host == INSIDE else IDLE] += seconds
             else:
                 self._add(kind, item.source or "", seconds, index, item.name)
             return
@@ -169,8 +213,8 @@ class _Attribution:
         elif item.kind == "callback" and not self.differences:
             self._add("callback", item.source or "", left, index, item.name)
         else:
-            self.rest[item.kind] += left  # type: ignore[assignment]
-            self.rest_lines[item.kind][item.source or ""] += left  # type: ignore[assignment]
+            self.rest[item.kind] += left
+            self.rest_lines[item.kind][item.source or ""] += left
 
     def _surplus_of(self, item: Item, work: Work | None) -> Sequence[Surplus]:
         if (difference := self.differences.get(item.program)) is not None:
@@ -213,7 +257,7 @@ class _Attribution:
             usual = len(self.steps) - len(self.differing)
             amount.usual_seconds += seconds * len(self.steps) / usual
         if name:
-            amount.names[name] += seconds  # type: ignore[assignment]
+            amount.names[name] += seconds
         amount.words = amount.words or words
 
     def _named(self) -> list[Cause]:
@@ -224,7 +268,7 @@ class _Attribution:
             key = ("differing steps" if is_of_some and kind in DIFFERING else kind, where)
             into = merged.setdefault(key, _Amount())
             into.seconds += amount.seconds
-            into.names += amount.names
+            _sum(into.names, amount.names)
             into.steps |= amount.steps
             into.words = into.words or amount.words
         _join_python(merged)
@@ -301,34 +345,43 @@ class _Attribution:
                 continue
             if name in MESSAGE_KINDS:
                 kind = "slow message" if lasted[name] > slack * whole[name] else "exposed message"
-                evidence = f"{format_seconds(lasted[name])} of messages, predicted {format_seconds(whole[name])}"
+                evidence = (
+                    f"{format_seconds(lasted[name])} of messages, predicted {format_seconds(whole[name])}"
+                )
             else:
                 kind = "slow work"
-                evidence = f"{seconds / exposed[name]:.1f} times the predicted {format_seconds(exposed[name])}"
-            line = self.rest_lines[name].most_common(1)[0][0]
+                evidence = (
+                    f"{seconds / exposed[name]:.1f} times the predicted {format_seconds(exposed[name])}"
+                )
+            line = max(self.rest_lines[name], key=self.rest_lines[name].__getitem__)
+            helps = self._speedup(kind)
             causes.append(
-                Cause(kind=kind, seconds=excess, name=name, where=line, evidence=evidence, **self._cure(kind, name))
+                Cause(
+                    kind=kind,
+                    seconds=excess,
+                    name=name,
+                    where=line,
+                    evidence=evidence,
+                    cure=KINDS[kind].cure,
+                    change="" if helps is None else helps.change,
+                    saving_seconds=None if helps is None else helps.saving_seconds,
+                )
             )
         return causes
 
-    def _cure(self, kind: str, name: str) -> dict[str, object]:
-        """Return the cure of a cause of a class: a walked change of the prediction where it has one."""
+    def _speedup(self, kind: str) -> Speedup | None:
+        """Return what the prediction says of messages: a change that was walked, else the bound."""
         prediction = self.weighing.prediction
         helps = () if prediction is None else prediction.what_helps
-        for each in helps if kind in ("exposed message", "slow message") else ():
-            if "collectives" in each.what or each.change:
-                change = {"change": each.change, "saving_seconds": each.saving_seconds}
-                return {"cure": f"{each.what}: {KINDS[kind].cure}", **change}
-        return {"cure": KINDS[kind].cure}
+        mine = [each for each in helps if each.change or "collectives" in each.what]
+        return mine[0] if mine and kind in ("exposed message", "slow message") else None
 
     def _straggler(self) -> list[Cause]:
-        """Return the device for which the others wait in their messages, if it is the same one in most steps."""
+        """Return the device for which the others wait, if it is the same one in most steps."""
         devices = list(self.line.by_device)
         if len(devices) < 2 or len(self.steps) < 3:
             return []
-        own = {
-            device: [_compute(part) for part in self.line.by_device[device]] for device in devices
-        }
+        own = {device: [_compute(part) for part in self.line.by_device[device]] for device in devices}
         slowest = max(devices, key=lambda device: sum(own[device]))
         others = [statistics.fmean(own[device]) for device in devices if device != slowest]
         more = statistics.fmean(own[slowest]) - statistics.median(others)
@@ -351,11 +404,11 @@ class _Attribution:
 
     def _classes(self) -> tuple[ClassRow, ...]:
         """Return predicted and measured seconds by class; with idle time they sum to the step."""
-        measured: Counter[str] = Counter()
+        measured: defaultdict[str, float] = defaultdict(float)
         for part in self.line.parts:
             for item, seconds in part.items():
                 name = "idle" if item.kind == IDLE else item.kind
-                measured[name] += seconds / len(self.steps)  # type: ignore[assignment]
+                measured[name] += seconds / len(self.steps)
         _, exposed = self._predicted()
         exposed["idle"] = exposed.pop("launch", 0.0)
         known = self.weighing.prediction is not None
@@ -377,17 +430,16 @@ class _Attribution:
         for words in sorted(lacking):
             yield f"the weighed program has, and the traced one has not: {words}"
         if self.is_cpu:
-            yield "a CPU's rates are those of an hour: no second is blamed on kernels slower than their rate"
+            yield "a CPU's rates depend on what else it runs: no seconds are blamed on kernels slower than their rate"
         if self.weighing.prediction is None:
             yield f"no time is predicted: {self.weighing.no_prediction}"
 
 
-def _names(kind: str, names: Counter[str]) -> str:
-    """Return the names of a cause: its largest; of programs, the largest of them."""
-    programs = [name for name, _ in names.most_common() if name.startswith("jit_")]
-    if kind == "small programs" and programs:
-        return ", ".join(programs[:2])
-    return next((name for name, _ in names.most_common(1)), "")
+def _names(kind: str, names: Mapping[str, float]) -> str:
+    """Return the name of what a cause has most seconds of; of small programs, two of them."""
+    ranked = sorted(names, key=lambda name: -names[name])
+    programs = [name for name in ranked if name.startswith("jit_")]
+    return ", ".join(programs[:2] if kind == "small programs" and programs else ranked[:1])
 
 
 def _seconds_by_format(weighing: Weighing) -> dict[str, float]:
@@ -409,7 +461,7 @@ def _differing(steps: Sequence[float]) -> set[int]:
 
 def _period(which: Sequence[int]) -> str:
     """Return how often the steps come, in words."""
-    apart = {after - before for before, after in zip(which, which[1:], strict=False)}
+    apart = {after - before for before, after in itertools.pairwise(which)}
     if len(apart) == 1 and (period := apart.pop()) > 1:
         return f", one in {period}"
     return f" (number {', '.join(str(index + 1) for index in which[:5])})" if which else ""
@@ -433,7 +485,7 @@ def _join(merged: dict[_Key, _Amount], kind: str) -> None:
     for key in keys:
         amount = merged.pop(key)
         whole.seconds += amount.seconds
-        whole.names += amount.names
+        _sum(whole.names, amount.names)
         whole.steps |= amount.steps
     merged[largest] = whole
 
@@ -446,11 +498,16 @@ def _facts_by_item(recorded: Recorded) -> dict[Item, Work]:
     return found
 
 
-def _seconds_by_kind(recorded: Recorded, num_steps: int) -> Counter[str]:
+def _sum(into: defaultdict[str, float], more: Mapping[str, float]) -> None:
+    for name, seconds in more.items():
+        into[name] += seconds
+
+
+def _seconds_by_kind(recorded: Recorded, num_steps: int) -> Mapping[str, float]:
     """Return the seconds of whole events by kind, of one step on one device, hidden or not."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for work in recorded.work:
-        seconds[work.kind] += work.seconds / num_steps / len(recorded.devices)  # type: ignore[assignment]
+        seconds[work.kind] += work.seconds / num_steps / len(recorded.devices)
     return seconds
 
 

@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import read_bytes
 from meshwright.hardware import LONGEST_STEP_SECONDS
-from meshwright.measure import chrome_events, class_of_kernel, stats_of, xplane_files, xplane_planes
+from meshwright.measure import (
+    ChromeEvent,
+    ChromeTrace,
+    class_of_kernel,
+    stats_of,
+    xplane_files,
+    xplane_planes,
+)
 from meshwright.units import format_bytes
 
 from ._host_names import FRAME, SLEEP, is_of_a_library, kind_of_function, kind_of_name
@@ -31,13 +37,18 @@ from ._xplane_programs import Facts, facts_of, parsed, program_texts
 
 MOST_BYTES = 2**29  # of one file: a trace of a gigabyte takes minutes and tens of gigabytes to read
 MOST_EVENTS = 4_000_000
-NANOSECOND, MICROSECOND = 1e-9, 1e-6
+NANOSECOND = 1e-9
 FEWER = "trace fewer steps: three to ten are enough; or turn the Python tracer off"
 AGAIN = "trace again, a few whole steps, with jax.profiler.trace(folder)"
 CONTAINER = re.compile(r"(while|conditional|call|tuple|async-done)(\.|$)|command_buffer$")
 DONE = re.compile(r"-done(\.|$)")
 DEVICE_PLANE = "/device:"
-COPIES = {"MemcpyD2H": "copy-to-host", "MemcpyH2D": "copy-to-device", "MemcpyD2D": "copy", "MemcpyP2P": "copy"}
+COPIES = {
+    "MemcpyD2H": "copy-to-host",
+    "MemcpyH2D": "copy-to-device",
+    "MemcpyD2D": "copy",
+    "MemcpyP2P": "copy",
+}
 SHORTEST_SPAN = 1e-6  # of Python's functions: shorter ones hold nothing up
 KEPT_LINES = ("XLA Ops", "XLA Async Ops", "Stream")  # of a device's plane; the others repeat their events
 
@@ -66,7 +77,7 @@ class _Reading:
     has_frames: bool = False
 
 
-def read_jax_trace(paths: Iterable[Path]) -> Recorded:
+def jax_trace(paths: Iterable[Path]) -> Recorded:
     """Return what a trace of jax.profiler says.
 
     Args:
@@ -98,7 +109,9 @@ def _files(path: Path) -> tuple[Path, ...]:
     for file in files:
         size = file.stat().st_size
         if size > MOST_BYTES:
-            raise InputError(f"{file} has {format_bytes(size)}, more than {format_bytes(MOST_BYTES)}", hint=FEWER)
+            raise InputError(
+                f"{file} has {format_bytes(size)}, more than {format_bytes(MOST_BYTES)}", hint=FEWER
+            )
     return files
 
 
@@ -119,7 +132,9 @@ def _read_host(file: Path, rank: int, found: _Reading) -> None:
             else:
                 found.programs[name] = text
                 found.facts[name] = facts_of(program)
-    events = list(_possible_events(_json_events(file, rank) if _is_json(file) else _plane_events(file, rank), found))
+    events = list(
+        _possible_events(_json_events(file, rank) if _is_json(file) else _plane_events(file, rank), found)
+    )
     if len(events) > MOST_EVENTS:
         raise InputError(f"{file} has {len(events):,} events, more than {MOST_EVENTS:,}", hint=FEWER)
     by_line: defaultdict[tuple[str, str], list[_Event]] = defaultdict(list)
@@ -153,34 +168,27 @@ def _plane_events(file: Path, rank: int) -> Iterator[_Event]:
 
 def _json_events(file: Path, rank: int) -> Iterator[_Event]:
     """Yield the events of Chrome's JSON. Names of processes and threads may come behind their events."""
-    names: dict[tuple[Any, Any], str] = {}
-    events = chrome_events(file)
-    for event in events:
-        if isinstance(event, dict) and event.get("ph") == "M" and isinstance(event.get("args"), dict):
-            key = (event.get("pid"), event.get("tid") if event.get("name") == "thread_name" else None)
-            if event.get("name") in ("process_name", "thread_name"):
-                names[key] = str(event["args"].get("name", ""))
-    for event in events:
-        if not isinstance(event, dict) or event.get("ph") != "X" or not isinstance(event.get("name"), str):
-            continue
-        plane = names.get((event.get("pid"), None), str(event.get("pid")))
-        line = names.get((event.get("pid"), event.get("tid")), str(event.get("tid")))
-        if event["name"].startswith("end: ") or (
-            plane.startswith(DEVICE_PLANE) and not line.startswith(KEPT_LINES)
-        ):
-            continue
-        args = event.get("args")
-        times = [event.get("ts", math.nan), event.get("dur", 0.0)]
-        begin, seconds = (t if isinstance(t, int | float) else math.nan for t in times)
-        yield _Event(
-            rank=rank,
-            plane=plane,
-            line=line,
-            name=event["name"],
-            begin=begin * MICROSECOND,
-            seconds=seconds * MICROSECOND,
-            stats=args if isinstance(args, dict) else {},
-        )
+    names: dict[tuple[str, str], str] = {}
+    found: list[tuple[str, str, ChromeEvent]] = []
+    for event in ChromeTrace(file):
+        process, thread = event.identity("pid"), event.identity("tid")
+        if event.text("ph") == "M" and event.text("name") in ("process_name", "thread_name"):
+            key = process, thread if event.text("name") == "thread_name" else ""
+            names[key] = str(event.args.get("name", ""))
+        elif event.text("ph") == "X" and not event.text("name").startswith("end: "):
+            found.append((process, thread, event))
+    for process, thread, event in found:
+        plane, line = names.get((process, ""), process), names.get((process, thread), thread)
+        if not plane.startswith(DEVICE_PLANE) or line.startswith(KEPT_LINES):
+            yield _Event(
+                rank=rank,
+                plane=plane,
+                line=line,
+                name=event.text("name"),
+                begin=event.begin_seconds,
+                seconds=event.seconds,
+                stats=event.args,
+            )
 
 
 def _possible_events(events: Iterable[_Event], found: _Reading) -> Iterator[_Event]:
@@ -246,7 +254,9 @@ def _kind_by_name(instruction: str, kernel: str) -> str:
     if instruction.startswith("convolution"):
         return "convolution"
     by_kernel = class_of_kernel(kernel) or class_of_kernel(instruction)
-    return by_kernel or ("memory-bound" if re.match(r"copy|.*fusion|wrapped|loop|input", instruction) else UNKNOWN)
+    return by_kernel or (
+        "memory-bound" if re.match(r"copy|.*fusion|wrapped|loop|input", instruction) else UNKNOWN
+    )
 
 
 def _read_thread(events: list[_Event], found: _Reading) -> None:
@@ -258,7 +268,9 @@ def _read_thread(events: list[_Event], found: _Reading) -> None:
         while inside and inside[-1][0] <= event.begin:
             inside.pop()
         if "step_num" in event.stats:
-            step = RecordedStep(rank=event.rank, index=0, begin_seconds=event.begin, end_seconds=end, name=event.name)
+            step = RecordedStep(
+                rank=event.rank, index=0, begin_seconds=event.begin, end_seconds=end, name=event.name
+            )
             found.marks.append(step)
             continue
         owner = next((span for _, span, _ in reversed(inside) if span is not None), None)

@@ -1,4 +1,4 @@
-"""Find what a traced program does and the weighed one does not: work computed again, wider products, messages.
+"""Find what a traced program does and the weighed one does not: repeated work, wider products, messages.
 
 Both programs are XLA's. Their fusions differ wherever their sources differ a little, so they are compared by
 what is inside: products by their FLOPs, messages and moved arrays by their bytes' kind and elements,
@@ -11,7 +11,7 @@ Not compared: the order of the schedule, layouts, and the sizes of fusions.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -20,10 +20,18 @@ from meshwright.ledger import calls_the_host, elementwise_of, executions_of, wor
 
 from ._xplane_programs import BITS, CONTAINERS
 
-RECOMPUTED, MESSAGE, CALLBACK, EXTRA, WIDE = "recomputation", "extra message", "callback", "extra work", "wide product"
+RECOMPUTED, MESSAGE, CALLBACK, EXTRA, WIDE = (
+    "recomputation",
+    "extra message",
+    "callback",
+    "extra work",
+    "wide product",
+)
 TRANSCENDENTAL = 8.0  # times as much work as a sum, for an element: shares of one fusion, never seconds
 SMALLEST = 1.001  # times as much work as the weighed program has, or it is rounding
-MOVES = frozenset(("copy", "transpose", "gather", "scatter", "sort", "concatenate", "pad", "custom-call", "topk"))
+MOVES = frozenset(
+    ("copy", "transpose", "gather", "scatter", "sort", "concatenate", "pad", "custom-call", "topk")
+)
 
 Key = tuple[str, ...]  # what kind of work
 Place = tuple[bool, str]  # whether it is computed again, and the line of the source
@@ -69,8 +77,8 @@ class _Work:
 
     def __init__(self, program: Program) -> None:
         self.units: dict[str, list[_Leaf]] = {}
-        self.sums: defaultdict[Key, Counter[Place]] = defaultdict(Counter)
-        self.formats: defaultdict[Key, Counter[str]] = defaultdict(Counter)
+        self.sums: defaultdict[Key, dict[Place, float]] = defaultdict(dict)
+        self.formats: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self.lines: set[str] = set()
         self._phases = ProgramPhases(program)
         executions = executions_of(program)
@@ -86,10 +94,12 @@ class _Work:
             return
         self.units[run.instruction.name] = leaves
         for leaf in leaves:
-            self.sums[leaf.key][leaf.place] += leaf.quantity  # type: ignore[assignment]
+            sums = self.sums[leaf.key]
+            sums[leaf.place] = sums.get(leaf.place, 0.0) + leaf.quantity
             self.lines.add(leaf.place[1])
             if leaf.format_name:
-                self.formats[leaf.key][leaf.format_name] += leaf.quantity  # type: ignore[assignment]
+                formats = self.formats[leaf.key]
+                formats[leaf.format_name] = formats.get(leaf.format_name, 0.0) + leaf.quantity
 
     def _leaves(self, program: Program, home: Computation, one: Instruction, times: int) -> Iterator[_Leaf]:
         """Yield the work of an instruction and of all that is fused into it."""
@@ -112,17 +122,23 @@ class _Work:
         if (counted := elementwise_of(program, home, one)) is not None:
             name, number = counted
             weight = number * (TRANSCENDENTAL if name == "transcendental" else 1.0)
-            yield _Leaf(key=("elementwise", one.opcode), place=place, quantity=float(number * times), weight=weight)
+            yield _Leaf(
+                key=("elementwise", one.opcode), place=place, quantity=float(number * times), weight=weight
+            )
         elif one.opcode in MOVES and not one.all_called:
             yield _Leaf(key=("move", one.opcode), place=place, quantity=elements * times, weight=elements)
         elif one.opcode in ("sort", "topk", "scatter", "custom-call"):
-            yield _Leaf(key=("special", one.opcode), place=place, quantity=elements * times, weight=100 * elements)
+            yield _Leaf(
+                key=("special", one.opcode), place=place, quantity=elements * times, weight=100 * elements
+            )
         if one.opcode in ("fusion", "call", "async-start"):
             for inner_home, inner in program.inside(one):
                 yield from self._leaves(program, inner_home, inner, times)
 
 
-def difference_of(traced: Program, weighed: Program, ratios: Mapping[str, float] | None = None) -> ProgramDifference:
+def difference_of(
+    traced: Program, weighed: Program, ratios: Mapping[str, float] | None = None
+) -> ProgramDifference:
     """Return how the traced program differs from the weighed one.
 
     Args:
@@ -130,7 +146,7 @@ def difference_of(traced: Program, weighed: Program, ratios: Mapping[str, float]
     """
     mine, theirs = _Work(traced), _Work(weighed)
     found = ProgramDifference(matched=_matched(mine, theirs), lacking=tuple(_lacking(mine, theirs)))
-    excess = {key: _excess(mine.sums[key], theirs.sums.get(key, Counter())) for key in mine.sums}
+    excess = {key: _excess(mine.sums[key], theirs.sums.get(key, {})) for key in mine.sums}
     _capped(excess, mine, theirs)
     for name, leaves in mine.units.items():
         whole = sum(leaf.weight for leaf in leaves)
@@ -156,7 +172,7 @@ def _what(leaf: _Leaf) -> str:
     return RECOMPUTED if leaf.place[0] else EXTRA
 
 
-def _excess(mine: Counter[Place], theirs: Counter[Place]) -> dict[Place, float]:
+def _excess(mine: Mapping[Place, float], theirs: Mapping[Place, float]) -> dict[Place, float]:
     """Return by place what share of one kind of work the other program does not have."""
     total, other = sum(mine.values()), sum(theirs.values())
     if total <= SMALLEST * other:
@@ -178,6 +194,7 @@ def _capped(excess: dict[Key, dict[Place, float]], mine: _Work, theirs: _Work) -
 
     XLA may join products that share an operand, or swap one for another; then none is new.
     """
+
     def products(work: _Work) -> float:
         return sum(sum(places.values()) for key, places in work.sums.items() if key[0] == "product")
 
@@ -211,7 +228,9 @@ def _matched(mine: _Work, theirs: _Work) -> float:
     """Return what share of the traced program's products, or else of its lines, the weighed one has too."""
     products = {key: sum(places.values()) for key, places in mine.sums.items() if key[0] == "product"}
     total = sum(products.values())
-    same = sum(min(amount, sum(theirs.sums[key].values())) for key, amount in products.items() if key in theirs.sums)
+    same = sum(
+        min(amount, sum(theirs.sums[key].values())) for key, amount in products.items() if key in theirs.sums
+    )
     lines = len(mine.lines & theirs.lines - {""}) / max(1, len(mine.lines - {""}))
     return max(same / total if total else 0.0, lines)
 

@@ -10,8 +10,9 @@ so they add up to those of the step exactly.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ._recorded import (
@@ -67,7 +68,7 @@ class _Idle:
     held_by: str
 
 
-Parts = list[Counter[Item]]  # by index of the step
+Parts = list[defaultdict[Item, float]]  # by index of the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,8 @@ class Timeline:
     """
 
     main: str
-    parts: tuple[Counter[Item], ...]
-    by_device: dict[str, list[Counter[str]]]
+    parts: tuple[Mapping[Item, float], ...]
+    by_device: Mapping[str, Sequence[Mapping[str, float]]]
     launches: Counter[str]
 
     @property
@@ -97,27 +98,31 @@ def timeline_of(recorded: Recorded) -> Timeline:
     for work in recorded.work:
         by_device[work.device].append(work)
     main = main_program(recorded.work)
-    parts: Parts = [Counter() for _ in range(num_steps)]
-    kinds = {device: [Counter[str]() for _ in range(num_steps)] for device in by_device}
+    parts: Parts = [defaultdict(float) for _ in range(num_steps)]
+    kinds: dict[str, list[defaultdict[str, float]]] = {
+        device: [defaultdict(float) for _ in range(num_steps)] for device in by_device
+    }
     for rank in range(recorded.num_ranks):
         mine = {device: works for device, works in by_device.items() if works[0].rank == rank}
         steps = recorded.steps_of(rank)[:num_steps]
         host = [span for span in recorded.host if span.rank == rank]
+        name = f"PjitFunction({main.removeprefix('jit_')})"
+        launches = sorted(span.begin_seconds for span in host if span.name == name)
         busy = _busy(mine.values()) if len(mine) > 1 else []
         for device, works in mine.items():
             owners = _owners([work for work in works if main and stem(work.program) != main], host)
             idle: list[_Idle] = []
             for index, begin, end, running in _moments(works, steps):
                 if not running:
-                    idle += _gaps(index, begin, end, works, main, host, busy)
+                    idle += _gaps(index, begin, end, works, main, launches, busy)
                     continue
                 share = (end - begin) / len(running)
                 for work in running:
                     item = owners.get(id(work)) or item_of(work)
-                    parts[index][item] += share / len(by_device)  # type: ignore[assignment]
-                    kinds[device][index][work.kind] += share  # type: ignore[assignment]
+                    parts[index][item] += share / len(by_device)
+                    kinds[device][index][work.kind] += share
             for index, seconds, item in _of_the_host(idle, host):
-                parts[index][item] += seconds / len(by_device)  # type: ignore[assignment]
+                parts[index][item] += seconds / len(by_device)
     launches = Counter(stem(w.program) for w in recorded.work if w.program and stem(w.program) != main)
     return Timeline(main=main, parts=tuple(parts), by_device=kinds, launches=launches)
 
@@ -128,7 +133,7 @@ def item_of(work: Work) -> Item:
 
 
 def _owners(works: Sequence[Work], spans: Sequence[HostSpan]) -> dict[int, Item]:
-    """Return the items of works that have no line of their own: the user's function that runs as they begin."""
+    """Return the items of works without a line of their own: the user's function that runs as they begin."""
     sourced = sorted((span for span in spans if span.source is not None), key=lambda span: span.begin_seconds)
     place, active = 0, list[HostSpan]()
     found: dict[int, Item] = {}
@@ -151,7 +156,9 @@ def _moments(
 
     Of several kinds at once, only works of the first in `RANKS` are given.
     """
-    marks: list[tuple[float, int, int]] = []  # when; 0 ends, 1 begins; the work's number, -1 for a step's edge
+    marks: list[
+        tuple[float, int, int]
+    ] = []  # when; 0 ends, 1 begins; the work's number, -1 for a step's edge
     for number, work in enumerate(works):
         if work.seconds > 0:
             marks += [(work.begin_seconds, 1, number), (work.end_seconds, 0, number)]
@@ -166,7 +173,12 @@ def _moments(
             index = bisect.bisect_right(begins, before) - 1
             if index >= 0 and before < steps[index].end_seconds:
                 lowest = min((RANKS[works[n].kind] for n in running), default=0)
-                yield index, before, now, [works[n] for n in sorted(running) if RANKS[works[n].kind] == lowest]
+                yield (
+                    index,
+                    before,
+                    now,
+                    [works[n] for n in sorted(running) if RANKS[works[n].kind] == lowest],
+                )
         before = now
         if number >= 0:
             (running.add if begins_here else running.discard)(number)
@@ -178,26 +190,23 @@ def _gaps(
     end: float,
     works: Sequence[Work],
     main: str,
-    spans: Sequence[HostSpan],
+    launches: Sequence[float],
     busy: Sequence[tuple[float, float]],
 ) -> Iterator[_Idle]:
     """Yield a gap of a device in pieces, each with what holds the device up, if it is not the host.
 
-    Within a run of the step's own program it is the program. From the launch of that program to its first
-    kernel, and while another device of the process works, the host has done its part.
+    `launches`: when the host launches the step's own program. Within a run of it, it is the program. From its
+    launch to its first kernel, and while another device of the process works, the host has done its part.
     """
     place = bisect.bisect_left(works, end, key=lambda work: work.begin_seconds)
     after = works[place] if place < len(works) else None
     before = works[place - 1] if place else None
-    is_main = after is not None and bool(main) and stem(after.program) == main
-    if is_main and before is not None and before.run and before.run == after.run:
+    is_main = bool(main) and after is not None and stem(after.program) == main
+    if is_main and after and before and before.run and before.run == after.run:
         yield _Idle(index, begin, end, INSIDE)
         return
-    launched = end
-    if is_main:
-        name = f"PjitFunction({main.removeprefix('jit_')})"
-        inside = (s.begin_seconds for s in spans if s.name == name and begin <= s.begin_seconds < end)
-        launched = max(inside, default=end)
+    latest = bisect.bisect_left(launches, end) - 1
+    launched = launches[latest] if is_main and latest >= 0 and launches[latest] >= begin else end
     for left, right, is_busy in _split(begin, launched, busy):
         yield _Idle(index, left, right, OTHERS if is_busy else "")
     if launched < end:
@@ -215,7 +224,9 @@ def _busy(devices: Iterable[Sequence[Work]]) -> list[tuple[float, float]]:
     return found
 
 
-def _split(begin: float, end: float, busy: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float, bool]]:
+def _split(
+    begin: float, end: float, busy: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, float, bool]]:
     """Yield the parts of a span of time, each with whether it lies in one of `busy`."""
     place = bisect.bisect_right(busy, begin, key=lambda span: span[1])
     while begin < end:
@@ -229,9 +240,7 @@ def _split(begin: float, end: float, busy: Sequence[tuple[float, float]]) -> Ite
             return
 
 
-def _of_the_host(
-    idle: Iterable[_Idle], spans: Sequence[HostSpan]
-) -> Iterator[tuple[int, float, Item]]:
+def _of_the_host(idle: Iterable[_Idle], spans: Sequence[HostSpan]) -> Iterator[tuple[int, float, Item]]:
     """Yield what the seconds of a device's gaps belong to, by what the host does in them."""
     order = {kind: place for place, kind in enumerate(TELLING)}
     coming = sorted(spans, key=lambda span: span.begin_seconds)
@@ -247,7 +256,7 @@ def _of_the_host(
         for span in active:
             cuts |= {edge for edge in (span.begin_seconds, span.end_seconds) if begin < edge < end}
         edges = sorted(cuts)
-        for left, right in zip(edges, edges[1:], strict=False):
+        for left, right in itertools.pairwise(edges):
             here = [span for span in active if span.begin_seconds <= left and span.end_seconds >= right]
             yield index, right - left, _idle_item(here, piece.held_by, order)
 
@@ -273,4 +282,4 @@ def _idle_item(here: Sequence[HostSpan], held_by: str, order: dict[str, int]) ->
 def _launched(here: Iterable[HostSpan]) -> str:
     """Return the program that jax launches in one of the spans, by the name that the program has."""
     names = (span.name for span in here if span.name.startswith("PjitFunction("))
-    return next((f"jit_{name[len('PjitFunction('):-1]}" for name in names), "")
+    return next((f"jit_{name[len('PjitFunction(') : -1]}" for name in names), "")

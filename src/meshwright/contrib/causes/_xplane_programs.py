@@ -162,7 +162,9 @@ def kind_of(instruction: Instruction, products: tuple[MultiplyAdds, ...]) -> str
     if products:
         kind = max(products, key=lambda each: each.flops).kind
         return kind if kind in COMPUTE_KINDS else "matmul"
-    if instruction.opcode.startswith("copy") and any(a.memory_space == HOST_SPACE for a in instruction.arrays):
+    if instruction.opcode.startswith("copy") and any(
+        a.memory_space == HOST_SPACE for a in instruction.arrays
+    ):
         return "copy-to-host"
     if instruction.opcode == "custom-call":
         return class_of_kernel(instruction.custom_call_target) or UNKNOWN
