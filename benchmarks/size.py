@@ -137,7 +137,7 @@ def _imports_private_modules(path: Path) -> bool:
 
 
 def parameters_by_verb() -> dict[str, int]:
-    """Return the number of parameters of each verb that the package exports: of `api`, or a room's `_verb`."""
+    """Return the number of parameters of each verb that the package exports."""
     found: dict[str, int] = {}
     for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""

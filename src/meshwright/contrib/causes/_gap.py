@@ -30,7 +30,7 @@ from ._xplane_programs import BITS, parsed
 MOST_PARTS = 4  # of a prediction, that could take longer
 LEAST_SHARE = 0.01  # of the step: smaller causes are unexplained
 LEAST_MATCHED = 0.3  # of the traced program, or it is another one
-SLOWER = 1.3  # times the median: a step that differs
+MOSTLY = 0.8  # of a cause's seconds, that lie in a third of the steps at most: those differ
 SLOW_DEVICE = 0.05  # of the step, by which a device is slower than the median of the others
 SAME_DEVICE = 0.8  # of the steps in which it is the slowest
 MANY_KERNELS = 100  # in a step; with fewer, gaps on a CPU come from other processes
@@ -53,13 +53,32 @@ DIFFERING = ("host", "save", "copy", "small programs")
 
 @dataclass(slots=True)
 class _Amount:
-    """The seconds of one cause in a mean step: of all steps, and of those that do not differ."""
+    """The seconds of one cause by step, and by name, as parts of the mean step."""
 
-    seconds: float = 0.0
-    usual_seconds: float = 0.0
+    by_step: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     names: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     words: str = ""
-    steps: set[int] = field(default_factory=set[int])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the mean step."""
+        return sum(self.by_step.values())
+
+    def add(self, more: _Amount) -> None:
+        """Add the seconds of another cause."""
+        for index, seconds in more.by_step.items():
+            self.by_step[index] += seconds
+        for name, seconds in more.names.items():
+            self.names[name] += seconds
+        self.words = self.words or more.words
+
+    def of_some_steps(self, num_steps: int) -> list[int]:
+        """Return the few steps that have nearly all of the seconds; none if there are no such steps."""
+        ranked = sorted(self.by_step, key=lambda index: -self.by_step[index])
+        few = [
+            index for index in ranked[: num_steps // 3] if self.by_step[index] > self.by_step[ranked[0]] / 2
+        ]
+        return sorted(few) if sum(self.by_step[index] for index in few) > MOSTLY * self.seconds else []
 
 
 _Key = tuple[str, str]  # the kind, and the line of the source
@@ -129,7 +148,6 @@ class _Attribution:
         self.line: Timeline = timeline_of(recorded)
         self.steps = self.line.step_seconds
         self.measured = statistics.fmean(self.steps)
-        self.differing = _differing(self.steps)
         self.is_cpu = weighing.fleet.chip.platform == "cpu"
         self.amounts: defaultdict[_Key, _Amount] = defaultdict(_Amount)
         self.rest: defaultdict[str, float] = defaultdict(float)  # by class, exposed
@@ -249,13 +267,8 @@ class _Attribution:
         return IDLE_KINDS[item.host]
 
     def _add(self, kind: str, source: str, seconds: float, index: int, name: str, words: str = "") -> None:
-        where = "" if kind == "gaps" else source
-        amount = self.amounts[kind, where]
-        amount.seconds += seconds
-        amount.steps.add(index)
-        if index not in self.differing:
-            usual = len(self.steps) - len(self.differing)
-            amount.usual_seconds += seconds * len(self.steps) / usual
+        amount = self.amounts[kind, "" if kind == "gaps" else source]
+        amount.by_step[index] += seconds
         if name:
             amount.names[name] += seconds
         amount.words = amount.words or words
@@ -264,18 +277,12 @@ class _Attribution:
         """Return the causes of the amounts, where those of some steps alone are one cause for each line."""
         merged: dict[_Key, _Amount] = {}
         for (kind, where), amount in self.amounts.items():
-            is_of_some = self.differing and amount.usual_seconds < 0.3 * amount.seconds
-            key = ("differing steps" if is_of_some and kind in DIFFERING else kind, where)
-            into = merged.setdefault(key, _Amount())
-            into.seconds += amount.seconds
-            _sum(into.names, amount.names)
-            into.steps |= amount.steps
-            into.words = into.words or amount.words
+            is_of_some = kind in DIFFERING and amount.of_some_steps(len(self.steps))
+            merged.setdefault(("differing steps" if is_of_some else kind, where), _Amount()).add(amount)
         _join_python(merged)
-        predicted = self._predicted_idle if ("gaps", "") in merged else 0.0
-        if predicted:
-            merged["gaps", ""].seconds -= predicted
-        if ("compilation", "") in merged or sum(key[0] == "compilation" for key in merged) > 1:
+        if ("gaps", "") in merged:
+            merged["gaps", ""].by_step[0] -= self._predicted_idle
+        if sum(kind == "compilation" for kind, _ in merged) > 1:
             _join(merged, "compilation")
         return [
             Cause(
@@ -290,10 +297,10 @@ class _Attribution:
         ]
 
     def _evidence(self, kind: str, amount: _Amount) -> str:
-        number, whole = len(amount.steps), len(self.steps)
+        number, whole = len(amount.by_step), len(self.steps)
         words = f"in {number} of {whole} steps" if number < whole else f"in each of {whole} steps"
         if kind == "differing steps":
-            which = sorted(amount.steps & self.differing)
+            which = amount.of_some_steps(whole)
             words = f"in {len(which)} of {whole} steps{_period(which)}"
         if kind == "small programs":
             launches = sum(count for name, count in self._launches.items() if name in amount.names)
@@ -430,7 +437,7 @@ class _Attribution:
         for words in sorted(lacking):
             yield f"the weighed program has, and the traced one has not: {words}"
         if self.is_cpu:
-            yield "a CPU's rates depend on what else it runs: no seconds are blamed on kernels slower than their rate"
+            yield "a CPU's rates depend on what else it runs: no kernel is blamed for being slow"
         if self.weighing.prediction is None:
             yield f"no time is predicted: {self.weighing.no_prediction}"
 
@@ -452,13 +459,6 @@ def _seconds_by_format(weighing: Weighing) -> dict[str, float]:
     return {name: 1 / rate for name, rate in rates.items() if rate}
 
 
-def _differing(steps: Sequence[float]) -> set[int]:
-    """Return the steps that take longer than the others, if they are few."""
-    usual = statistics.median(steps)
-    slow = {index for index, seconds in enumerate(steps) if seconds > SLOWER * usual}
-    return slow if len(steps) >= 3 and len(slow) <= max(1, len(steps) // 3) else set()
-
-
 def _period(which: Sequence[int]) -> str:
     """Return how often the steps come, in words."""
     apart = {after - before for before, after in itertools.pairwise(which)}
@@ -472,8 +472,7 @@ def _join_python(merged: dict[_Key, _Amount]) -> None:
     for (kind, where), amount in list(merged.items()):
         launched = merged.get(("small programs", where))
         if kind == "host" and launched is not None and where:
-            launched.seconds += amount.seconds
-            launched.steps |= amount.steps
+            launched.add(amount)
             del merged[kind, where]
 
 
@@ -483,10 +482,7 @@ def _join(merged: dict[_Key, _Amount], kind: str) -> None:
     largest = max(keys, key=lambda key: (bool(key[1]), merged[key].seconds))
     whole = _Amount()
     for key in keys:
-        amount = merged.pop(key)
-        whole.seconds += amount.seconds
-        _sum(whole.names, amount.names)
-        whole.steps |= amount.steps
+        whole.add(merged.pop(key))
     merged[largest] = whole
 
 
@@ -496,11 +492,6 @@ def _facts_by_item(recorded: Recorded) -> dict[Item, Work]:
     for work in recorded.work:
         found.setdefault(item_of(work), work)
     return found
-
-
-def _sum(into: defaultdict[str, float], more: Mapping[str, float]) -> None:
-    for name, seconds in more.items():
-        into[name] += seconds
 
 
 def _seconds_by_kind(recorded: Recorded, num_steps: int) -> Mapping[str, float]:
