@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._cause import Cause as Cause
     from ._cause import Gap as Gap
     from ._gap import gap_of as gap_of
+    from ._kineto_trace import kineto_trace as kineto_trace
     from ._recorded import HostSpan as HostSpan
     from ._recorded import Recorded as Recorded
     from ._recorded import RecordedStep as RecordedStep

@@ -15,7 +15,8 @@ from meshwright.hardware import COLLECTIVE_KINDS
 
 COMPUTE_KINDS = ("matmul", "attention", "convolution", "memory-bound")
 """Classes of kernels, as a prediction has them."""
-MESSAGE_KINDS = (*COLLECTIVE_KINDS, "collective-permute")
+MESSAGE_KINDS = (*COLLECTIVE_KINDS, "collective-permute", "broadcast", "message")
+"""What devices send; `message`: the trace does not tell which."""
 COPY_KINDS = ("copy-to-host", "copy-to-device", "copy")
 """Copies over the bus, and within a device or between devices (`copy`)."""
 UNKNOWN = "unknown"
