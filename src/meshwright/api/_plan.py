@@ -100,10 +100,10 @@ def plan(
         budget_seconds=budget_seconds,
     )
     if not smallest_fleet:
-        return _planned_on(asked, fleet)
+        return asked.operated(_planned_on(asked, fleet))
     fleets = tuple(smaller_fleets(fleet))
     asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
-    return _smallest(asked, fleets)
+    return asked.operated(_smallest(asked, fleets))
 
 
 @warm_workers()
@@ -176,6 +176,12 @@ class _Asked:
     started: float
     ends: float
     budget_seconds: float
+
+    def operated(self, made: Plan) -> Plan:
+        """Return a plan whose best says when its run is finished."""
+        if made.best is None:
+            return made
+        return dataclasses.replace(made, best=self.settings.run.operated(made.best))
 
     def candidates(self, fleet: Fleet) -> Candidates:
         """Return what the program can choose from on a fleet."""

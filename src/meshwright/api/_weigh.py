@@ -34,7 +34,7 @@ def weigh(
         layout: mesh axes, "fsdp=64,tensor=8"; the program's own if not given.
         overrides: {"section.key": value}, or a sequence of "section.key=value"; of a function by its name,
             its arguments.
-        run: the tokens and the price of the whole run.
+        run: the tokens and the price of the whole run, and how it is operated: when it is finished.
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
         on_event: called with each `Phase` of the weighing as it begins.
 
@@ -50,4 +50,4 @@ def weigh(
     length = run or RunLength()
     settings = Settings(layout=layout, overrides=overrides, run=length, simulate=simulate, on_event=on_event)
     found = program_of(program)
-    return found.weigh(length.priced(fleet_of(on)), settings)
+    return length.operated(found.weigh(length.priced(fleet_of(on)), settings))

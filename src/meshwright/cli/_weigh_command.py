@@ -13,6 +13,7 @@ import typer
 from meshwright.errors import InputError
 
 from ._console import JsonFlag, answer, complete_config, phases, say_readings
+from ._finish_options import OperationsOption, with_operations
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,6 +143,7 @@ def with_reserve(on: str, reserve: str | None) -> str:
     return on if reserve is None else f"{on} reserve {reserve}"
 
 
+@with_operations
 def weigh(
     config: Words,
     on: Annotated[
@@ -169,6 +171,7 @@ def weigh(
     auto_meshes: AutoMeshesOption = False,
     longest: LongestOption = False,
     largest_batch: LargestBatchOption = False,
+    operations: OperationsOption = None,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     on = with_reserve(on, reserve)
@@ -177,6 +180,7 @@ def weigh(
         return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
     options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
     length = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
+    length["operations"] = operations
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
