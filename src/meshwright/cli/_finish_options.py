@@ -64,10 +64,11 @@ def with_operations(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in OPTIONS.items()
     ]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
-    del with_options.__wrapped__
-    with_options.__signature__ = own.replace(parameters=parameters)
-    return with_options
+    made: Any = with_options
+    made.__annotations__ = {each.name: each.annotation for each in parameters}
+    made.__signature__ = own.replace(parameters=parameters)
+    del made.__wrapped__
+    return made
 
 
 def _operations(answers: dict[str, Any]) -> Operations | None:
