@@ -23,6 +23,7 @@ from meshwright.compiler import cache_root, warm_workers
 from meshwright.config import Overrides, RunConfig
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, list_price
+from meshwright.kept_records import keep_plan
 from meshwright.planned import STOPPED, FleetPlans, Plan, PlanProgress
 from meshwright.planning import fleet_times, smaller_fleets, values_by_knob
 from meshwright.programs import REST, Candidates, Program, RunLength, Settings, fleet_of, program_of
@@ -100,10 +101,14 @@ def plan(
         budget_seconds=budget_seconds,
     )
     if not smallest_fleet:
-        return asked.operated(_planned_on(asked, fleet))
-    fleets = tuple(smaller_fleets(fleet))
-    asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
-    return asked.operated(_smallest(asked, fleets))
+        made = _planned_on(asked, fleet)
+    else:
+        fleets = tuple(smaller_fleets(fleet))
+        asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
+        made = _smallest(asked, fleets)
+    made = asked.operated(made)
+    keep_plan(made)
+    return made
 
 
 @warm_workers()
