@@ -109,6 +109,7 @@ def plan(
         fleets = tuple(smaller_fleets(fleet))
         asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
         made = _smallest(asked, fleets)
+    made = asked.operated(made)
     keep_plan(made)
     return made
 
@@ -183,6 +184,12 @@ class _Asked:
     started: float
     ends: float
     budget_seconds: float
+
+    def operated(self, made: Plan) -> Plan:
+        """Return a plan whose best says when its run is finished."""
+        if made.best is None:
+            return made
+        return dataclasses.replace(made, best=self.settings.run.operated(made.best))
 
     def candidates(self, fleet: Fleet) -> Candidates:
         """Return what the program can choose from on a fleet."""
