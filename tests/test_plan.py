@@ -461,7 +461,7 @@ def test_where_the_bounds_leave_nothing_it_does_not_blame_the_budget(name, on, w
 
 
 def test_when_its_time_is_over_a_plan_looks_for_nothing_more(monkeypatch, forked_workers):
-    """A plan of 60 s reckoned the candidates of larger fleets for five minutes, with -0.9 s to try them in."""
+    """A plan of 60 s reckoned larger fleets for five minutes, with -0.9 s left to try them in."""
     passed, searches = [0.0], set()
     late = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
     monkeypatch.setattr("meshwright.api._plan.time", late)
