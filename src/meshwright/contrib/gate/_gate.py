@@ -26,9 +26,10 @@ from meshwright.reportable import Reportable
 from meshwright.results import Weighing
 from meshwright.units import format_bytes, format_price, format_seconds, parse_count
 
-from ._jobs import Configured, Job, Reading, read_job
+from ._jobs import Job, read_job
 from ._launch import slurm_time
 from ._recipe import Recipe, described, first_words
+from ._trainers import Configured, Reading
 
 if TYPE_CHECKING:
     from meshwright.report import Document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.report import Document, ReportTable, TableRow, Words, section
 from meshwright.units import format_price, format_seconds
 
-from ._jobs import Configured
+from ._trainers import Configured
 
 if TYPE_CHECKING:
     from ._gate import Gate
