@@ -152,6 +152,28 @@ def parsed_json(text: str | bytes, *, strict: bool = True) -> Any:
     return value
 
 
+def json_value_at(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place of a text, and where it ends: for texts read in parts.
+
+    Names that are given twice are taken, and signs that JSON wants escaped.
+
+    Raises:
+        ValueError: there is no such value, or it is nested more than `DEEPEST` levels deep.
+
+    >>> json_value_at('[1, {"a": 2}]', 4)
+    ({'a': 2}, 12)
+    """
+    try:
+        value, end = _READER.raw_decode(text, at)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+    if text.count("[", at, end) + text.count("{", at, end) > DEEPEST:
+        depth = _depth(text[at:end].encode("utf-8", "surrogatepass"))
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested {depth} levels deep, and {DEEPEST} are read")
+    return value, end
+
+
 def _depth(content: bytes) -> int:
     if content.count(b"[") + content.count(b"{") <= DEEPEST:
         return 0
@@ -166,6 +188,9 @@ def _whole(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits, and {MOST_DIGITS} are read")
     return int(digits)
+
+
+_READER = json.JSONDecoder(parse_int=_whole, strict=False)
 
 
 def _named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.measure import TraceEvent, is_xplane, kineto_step, traced_step, xplane_events
+from meshwright.measure import ChromeTrace, TraceEvent, is_xplane, kineto_step, traced_step, xplane_events
 
 CLASSES = {"dot.1": "matmul", "copy.2": "memory-bound", "all-reduce.3": "all-reduce"}
 OTHERS = ("while.4", "tuple.5")
@@ -244,3 +244,47 @@ def test_a_long_name_takes_no_longer_than_its_letters(tmp_path):
     step = kineto_step(path)
     assert step.seconds_by_class == pytest.approx({"memory-bound": 5e-6, "all-to-all": 5e-6})
     assert max(map(len, step.unmatched)) <= 200
+
+
+def read_by_parts(text: str, tmp_path, monkeypatch, chunk: int):
+    from meshwright.measure import _chrome_events
+
+    monkeypatch.setattr(_chrome_events, "CHUNK_BYTES", chunk)
+    path = tmp_path / "parts.json"
+    path.write_text(text)
+    trace = ChromeTrace(path)
+    return [event.text("name") for event in trace], trace.about
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 2**20])
+def test_events_are_the_same_wherever_the_file_is_divided(chunk, tmp_path, monkeypatch):
+    names = ["a", 'b"]}', "\u00e9\\", "d\te", "x" * 200]
+    events = [{"name": name, "args": {"n": [1, 22, -3.5e2, True, None]}} for name in names]
+    about = {"schemaVersion": 12, "distributedInfo": {"rank": 3}, "traceName": "t"}
+    whole = json.dumps(
+        {"schemaVersion": 12, "distributedInfo": {"rank": 3}, "traceEvents": events, "traceName": "t"}
+    )
+    assert read_by_parts(whole, tmp_path, monkeypatch, chunk) == (names, about)
+    assert read_by_parts(json.dumps(events, indent=1), tmp_path, monkeypatch, chunk) == (names, {})
+    for cut in (len(whole) - 1, len(whole) // 2, 1):
+        with pytest.raises(InputError, match="cannot be read as Chrome trace events: it is cut short"):
+            read_by_parts(whole[:cut], tmp_path, monkeypatch, chunk)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"traceEvents": [{"name": "a"} {"name": "b"}]}', "a comma or ] is missing"),
+        ('{"traceEvents": [{"name": a}]}' + " " * 500, "Expecting value: 'a}"),
+        ('[{"name": "a"}] tail', "'tail' is behind its end"),
+        ('{"traceEvents": {"a": 1}}', "its traceEvents are {'a': 1}, not a list"),
+        ('{"a": []}', "it has no list of traceEvents"),
+        ("[" * 100_000, "it is nested more than 100 levels deep"),
+        ('[{"args": ' + "[" * 120 + "]" * 120 + "}]", "it is nested 121 levels deep"),
+        ("5", "it has no list of traceEvents"),
+    ],
+)
+def test_what_is_not_chromes_format_is_said_with_the_place(text, words, tmp_path, monkeypatch):
+    with pytest.raises(InputError) as refused:
+        read_by_parts(text, tmp_path, monkeypatch, 2**20)
+    assert words in refused.value.message

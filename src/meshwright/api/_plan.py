@@ -23,6 +23,7 @@ from meshwright.compiler import cache_root, warm_workers
 from meshwright.config import Overrides, RunConfig
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, list_price
+from meshwright.kept_records import keep_plan
 from meshwright.planned import STOPPED, FleetPlans, Plan, PlanProgress
 from meshwright.planning import fleet_times, smaller_fleets, values_by_knob
 from meshwright.programs import REST, Candidates, Program, RunLength, Settings, fleet_of, program_of
@@ -100,10 +101,14 @@ def plan(
         budget_seconds=budget_seconds,
     )
     if not smallest_fleet:
-        return _planned_on(asked, fleet)
-    fleets = tuple(smaller_fleets(fleet))
-    asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
-    return _smallest(asked, fleets)
+        made = _planned_on(asked, fleet)
+    else:
+        fleets = tuple(smaller_fleets(fleet))
+        asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
+        made = _smallest(asked, fleets)
+    made = asked.operated(made)
+    keep_plan(made)
+    return made
 
 
 @warm_workers()
@@ -176,6 +181,12 @@ class _Asked:
     started: float
     ends: float
     budget_seconds: float
+
+    def operated(self, made: Plan) -> Plan:
+        """Return a plan whose best says when its run is finished."""
+        if made.best is None:
+            return made
+        return dataclasses.replace(made, best=self.settings.run.operated(made.best))
 
     def candidates(self, fleet: Fleet) -> Candidates:
         """Return what the program can choose from on a fleet."""

@@ -13,6 +13,8 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._array_storages import ArrayFootprint as ArrayFootprint
     from ._array_storages import Storage as Storage
+    from ._chrome_events import ChromeEvent as ChromeEvent
+    from ._chrome_events import ChromeTrace as ChromeTrace
     from ._device_memory import Live as Live
     from ._device_memory import LiveArray as LiveArray
     from ._device_memory import Memory as Memory
@@ -57,8 +59,13 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._timing import Timing as Timing
     from ._timing import clock as clock
     from ._timing import matmul_mfu as matmul_mfu
+    from ._trace_files import class_of_kernel as class_of_kernel
+    from ._trace_files import event_of as event_of
     from ._trace_files import is_xplane as is_xplane
+    from ._trace_files import stats_of as stats_of
     from ._trace_files import xplane_events as xplane_events
+    from ._trace_files import xplane_files as xplane_files
+    from ._trace_files import xplane_planes as xplane_planes
     from ._traces import MESSAGES as MESSAGES
     from ._traces import TracedStep as TracedStep
     from ._traces import TraceEvent as TraceEvent

@@ -10,26 +10,24 @@ refused with its place. `_traces` makes a step of the events.
 from __future__ import annotations
 
 import functools
-import math
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import parsed_json, read_bytes, read_gzip, reason
-from meshwright.hardware import LONGEST_STEP_SECONDS
+from meshwright.files import read_bytes, reason
 
-MICROSECOND, NANOSECOND = 1e-6, 1e-9
+from ._chrome_events import AGAIN, HINT, ChromeEvent, ChromeTrace, possible_seconds
+
+NANOSECOND = 1e-9
 XPLANE = ".xplane.pb"
-HINT = "give an .xplane.pb file, a folder that jax.profiler wrote, or a .json or .json.gz of torch.profiler"
-AGAIN = "trace again, a few whole steps; or give the seconds of a step: --measured"
-MOST_JSON_BYTES, MOST_XPLANE_BYTES = 2**29, 2**31 - 1  # the second is protobuf's own limit
+MOST_XPLANE_BYTES = 2**31 - 1  # protobuf's own limit
 GPU_PLANE = "/device:GPU:"
 PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
-OF_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+OF_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")  # the last until PyTorch 1.12
 NCCL = "nccl"
 # By class, what the names of its kernels hold in small letters; the first that is found counts. Without
 # repeats, so that a search takes time in proportion to the name.
@@ -40,9 +38,9 @@ MESSAGE_NAMES = {  # behind the first "nccl"
     "all-to-all": r"alltoall|sendrecv",
 }
 KERNEL_NAMES = {
-    "attention": r"flash|fmha|attention|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
+    "attention": r"flash|fmha|attention|attn_[fb]wd|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
     "convolution": r"conv(?!ert)|wgrad2d|dgrad2d|winograd",
-    "matmul": r"gemm|cutlass|nvjet|cublas|splitk|s16816|s1688|xmma",
+    "matmul": r"gemm|cutlass|nvjet|cublas|splitk|s16816|s1688|xmma|cijk_|matmul|^bmm_",
     "memory-bound": r"memcpy|memset",
 }
 
@@ -109,44 +107,63 @@ def is_xplane(path: Path) -> bool:
     return False
 
 
-def xplane_events(path: Path) -> Iterator[TraceEvent]:
-    """Yield the events of XPlane files that name an instruction of a compiled program.
+def xplane_planes(path: Path) -> Iterator[tuple[int, Path, Any]]:
+    """Yield the number of a host, its file, and each plane of it as jax's `ProfileData` has it.
 
     Raises:
-        InputError: a file cannot be read, or an event takes a time that cannot be.
+        InputError: a file cannot be read.
     """
     from jax.profiler import ProfileData  # lazily: reading a record needs no jax
 
     for number, file in enumerate(xplane_files(path)):
         try:
             planes = ProfileData.from_serialized_xspace(read_bytes(file, MOST_XPLANE_BYTES)).planes
-            yield from (event for plane in planes for event in _events_of(plane, number, file))
+            yield from ((number, file, plane) for plane in planes)
         except InputError:
             raise
         except Exception as broken:  # the parser's own kinds differ by release
             raise InputError(f"{file} cannot be read as a trace: {reason(broken)}", hint=HINT) from broken
 
 
+def xplane_events(path: Path) -> Iterator[TraceEvent]:
+    """Yield the events of XPlane files that name an instruction of a compiled program.
+
+    Raises:
+        InputError: a file cannot be read, or an event takes a time that cannot be.
+    """
+    for number, file, plane in xplane_planes(path):
+        yield from _events_of(plane, number, file)
+
+
 def _events_of(plane: Any, number: int, file: Path) -> Iterator[TraceEvent]:
     for line in plane.lines:
         for event in line.events:
-            stats = _stats_of(event)
-            if "hlo_op" not in stats:
-                continue
-            name = str(stats["hlo_op"])
-            yield TraceEvent(
-                name=name,
-                module=f"{stats.get('hlo_module', '')} {stats.get('program_id', '')}",
-                device=f"{number} {stats.get('device_ordinal', plane.name)}",
-                run=str(stats.get("run_id", "")),
-                begin_seconds=event.start_ns * NANOSECOND,
-                seconds=_possible(event.duration_ns * NANOSECOND, f"{file}: the event {name[:100]!r}"),
-                kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
-                launch=str(stats.get("correlation_id", "")),
-            )
+            stats = stats_of(event)
+            if "hlo_op" in stats:
+                yield event_of(event, stats, plane, number, file)
 
 
-def _stats_of(event: Any) -> dict[str, Any]:
+def event_of(event: Any, stats: Mapping[str, Any], plane: Any, number: int, file: Path) -> TraceEvent:
+    """Return an event of an XPlane that names an instruction, with its statistics `stats`.
+
+    Raises:
+        InputError: it takes a time that cannot be.
+    """
+    name = str(stats["hlo_op"])
+    return TraceEvent(
+        name=name,
+        module=f"{stats.get('hlo_module', '')} {stats.get('program_id', '')}",
+        device=f"{number} {stats.get('device_ordinal', plane.name)}",
+        run=str(stats.get("run_id", "")),
+        begin_seconds=event.start_ns * NANOSECOND,
+        seconds=possible_seconds(event.duration_ns * NANOSECOND, f"{file}: the event {name[:100]!r}"),
+        kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
+        launch=str(stats.get("correlation_id", "")),
+    )
+
+
+def stats_of(event: Any) -> dict[str, Any]:
+    """Return the statistics of an event of an XPlane, by name."""
     with warnings.catch_warnings():
         # Python 3.13 warns when jaxlib makes the type of these pairs; as an error that ends the process.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -163,18 +180,12 @@ def kineto_events(path: Path) -> tuple[list[TraceEvent], int]:
     """
     kernels: list[TraceEvent] = []
     steps: set[str] = set()
-    for place, event in enumerate(_chrome_events(path)):
-        where = f"{path}: event {place}"
-        if not isinstance(event, dict):
-            raise InputError(f"{where} is {_shown(event)}, not an object", hint=AGAIN)
-        for key in ("ph", "cat", "name"):
-            if not isinstance(event.get(key), str | None):
-                raise InputError(f"{where}: {key} = {_shown(event[key])} is not text", hint=AGAIN)
-        name = event.get("name")
-        if name is not None and PROFILER_STEP.fullmatch(name):
+    for event in ChromeTrace(path):
+        name = event.text("name")
+        if PROFILER_STEP.fullmatch(name):
             steps.add(name)
-        if event.get("ph") == "X" and event.get("cat") in OF_GPU:
-            kernels.append(_kernel_of(event, where))
+        if event.text("ph") == "X" and event.text("cat") in OF_GPU:
+            kernels.append(_kernel_of(event))
     if not kernels:
         hint = "trace with ProfilerActivity.CUDA, and export_chrome_trace"
         raise InputError(f"{path} has no GPU kernels", hint=hint)
@@ -183,58 +194,12 @@ def kineto_events(path: Path) -> tuple[list[TraceEvent], int]:
     return kernels, max(1, len(steps))
 
 
-def _kernel_of(event: dict[str, Any], where: str) -> TraceEvent:
-    name = event.get("name")
-    if name is None:
-        raise InputError(f"{where}: a kernel without a name", hint=AGAIN)
-    where = f"{where}, {name[:100]!r}"
-    args = event.get("args", {})
-    if not isinstance(args, dict):
-        raise InputError(f"{where}: args = {_shown(args)} is not an object", hint=AGAIN)
-    device = args.get("device", event.get("pid"))
-    if not isinstance(device, int | str):
-        raise InputError(f"{where}: its device (or pid) is {_shown(device)}", hint=AGAIN)
+def _kernel_of(event: ChromeEvent) -> TraceEvent:
     return TraceEvent(
-        name=name,
+        name=event.name,
         module="",
-        device=str(device),
+        device=event.device,
         run="",
-        begin_seconds=_number(event, "ts", where) * MICROSECOND,
-        seconds=_possible(_number(event, "dur", where) * MICROSECOND, where),
+        begin_seconds=event.begin_seconds,
+        seconds=event.seconds,
     )
-
-
-def _number(event: dict[str, Any], key: str, where: str) -> float:
-    value = event.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        what = "is missing" if key not in event else f"= {_shown(value)} is no number of microseconds"
-        raise InputError(f"{where}: {key} {what}", hint=AGAIN)
-    return float(value)
-
-
-def _possible(seconds: float, where: str) -> float:
-    """Return the seconds of an event.
-
-    Raises:
-        InputError: no event takes that long, or less than nothing.
-    """
-    if not 0 <= seconds <= LONGEST_STEP_SECONDS:
-        raise InputError(f"{where} takes {seconds:.3g} s, which cannot be", hint=AGAIN)
-    return seconds
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:40]
-
-
-def _chrome_events(path: Path) -> Collection[Any]:
-    try:
-        read = read_gzip if path.name.endswith(".gz") else read_bytes
-        found = parsed_json(read(path, MOST_JSON_BYTES), strict=False)
-        events = found.get("traceEvents") if isinstance(found, dict) else found
-        if not isinstance(events, list):
-            raise ValueError(f"its traceEvents are {_shown(events)}, not a list")
-        return events
-    except (OSError, ValueError) as broken:
-        what = f"{path} cannot be read as Chrome trace events: {reason(broken)}"
-        raise InputError(what, hint=HINT) from broken

@@ -26,7 +26,8 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.hardware import COLLECTIVE_KINDS, LONGEST_STEP_SECONDS
 
-from ._trace_files import AGAIN, TraceEvent, class_of_kernel, kineto_events
+from ._chrome_events import AGAIN
+from ._trace_files import TraceEvent, class_of_kernel, kineto_events
 
 LEAST_MATCHED = 0.8
 """The share of a trace's kernel time that must be matched with the program, or the trace is refused."""
