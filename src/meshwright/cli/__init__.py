@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ._console import JsonFlag as JsonFlag
     from ._console import answer as answer
     from ._console import phases as phases
+    from ._usage import Command as Command
+    from ._usage import Verbs as Verbs
 
 __getattr__, __dir__ = names_on_first_use(__name__)
 
