@@ -53,6 +53,7 @@ def test_a_weighing_that_weighs_otherwise_today_keeps_its_own_figures_and_says_s
 def test_a_plan_is_kept_with_its_candidates_and_compared_by_its_best(store: Path):
     plan = mw.plan("linear", on="2xH100", budget_seconds=1)
     (kept,) = mw.runs(kind="plans")
+    assert plan.winner is not None
     assert kept.fields["best"] == plan.winner.words
     assert len(kept.fields["candidates"]) == len(plan.candidates)
     made = mw.compare(kept, plan)
@@ -103,7 +104,7 @@ def test_the_commands_list_tag_and_compare(store: Path):
     run_in(store / "runs" / "b", loss=3.0)
     assert json.loads(told("runs", "--json"))["records"][1]["id"] == number
     assert "baseline" in told("runs", "tag", number[:7], "baseline")
-    assert "#baseline" in told("runs", "--where", "tag=baseline")
+    assert "baseline" in told("runs", "--where", "tag=baseline")
     assert "training loss" in told("compare", "baseline", "b", "--html", "page.html")
     assert "<svg" in Path("page.html").read_text()
     assert "no tags" in told("runs", "tag", "baseline", "baseline", "--remove")

@@ -234,7 +234,7 @@ def test_hostile_folders_and_names_are_read_without_harm(store: Path):
     assert [each.steps for each in made] == [None]
     assert "\x1b" not in str(made)
     assert "<script>alert" not in made.to_html()
-    assert [entry["step"] for entry in made[0].notices()] == [1]
+    assert [entry["step"] for entry in run_record(folder).notices()] == [1]
 
 
 def test_curves_follow_a_file_that_grows_is_cut_and_is_rolled_back(store: Path):

@@ -53,6 +53,7 @@ ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("held_out_loss", "held-out loss", lambda value: f"{value:.4f}"),
     ("step_seconds", "step, measured", format_seconds),
     ("predicted_seconds", "step, predicted", format_seconds),
+    ("interval", "its interval", str),
     ("tokens_per_second", "{unit} per second", format_count),
     ("mfu", "MFU", lambda value: f"{100 * value:.1f} %"),
     ("needed_bytes", "memory, predicted", format_bytes),
@@ -118,21 +119,17 @@ def _figure_rows(sides: Sequence[ComparedSide]) -> Iterator[TableRow]:
     units = {side.batch_unit for side in sides}
     unit = units.pop() if len(units) == 1 else "units"
     for name, words, written in ROWS:
-        if any(name in side.amounts for side in sides):
-            cells = (_cell(side, name, written) for side in sides)
+        cells = [_cell(side, name, written) for side in sides]
+        if any(cell != "-" for cell in cells):
             yield TableRow(cells=(words.format(unit=unit), *cells))
 
 
 def _cell(side: ComparedSide, name: str, written: Callable[[Any], str]) -> str:
     value = side.amounts.get(name)
-    if value is None:
-        return "-"
-    text = written(value)
     low, high = side.amounts.get("predicted_low"), side.amounts.get("predicted_high")
-    if name == "predicted_seconds" and isinstance(low, float) and isinstance(high, float):
-        like = value if isinstance(value, float) else None
-        text += f" ({format_seconds(low, like=like)} to {format_seconds(high, like=like)})"
-    return text
+    if name == "interval" and isinstance(low, float) and isinstance(high, float):
+        value = f"{format_seconds(low)} to {format_seconds(high)}"
+    return "-" if value is None else written(value)
 
 
 def _losses(sides: Sequence[ComparedSide]) -> ReportTable | None:

@@ -7,10 +7,10 @@ dot is a key of the configuration.
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,7 +42,9 @@ SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 SHORTEST_ID = 7  # letters of an id that are shown
 MOST_WORDS = 6  # sentences about runs below the table
-LONGEST_NAME = 26
+LONGEST_NAME = 18
+AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "m"), (0.0, "s"))
+DATED = re.compile(r"-\d{8}-\d{6}$")
 TONES: dict[str, Tone] = {"running": "strong", "failed": "bad", "dead": "bad", "gone": "faint"}
 Listed = RunRecord | KeptFigures
 
@@ -281,37 +283,51 @@ def _rest(count: int) -> str:
 def _named(record: Listed) -> str:
     name = record.name
     if isinstance(record, RunRecord) and record.folder.name:
-        name = printable(record.folder.name)  # which tells the runs of one configuration apart
-    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
-    return " ".join((name, *(f"#{tag}" for tag in record.tags)))
+        # It tells the runs of one configuration apart; its time is in a column of its own.
+        name = DATED.sub("", printable(record.folder.name))
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
 
 
-def _time(text: str) -> str:
-    """Return when something was, in UTC: "28 Nov 13:26", with the year if it is another."""
-    seconds = moment(text)
-    if seconds is None:
+def _age(text: str) -> str:
+    """Return how long ago something was: "3h"."""
+    began = moment(text)
+    if began is None:
         return "?"
-    when = datetime.fromtimestamp(seconds, UTC)
-    return f"{when:%d %b %H:%M}" if when.year == datetime.now(UTC).year else f"{when:%d %b %Y}"
+    seconds = max(0.0, time.time() - began)
+    unit, name = next((unit, name) for unit, name in AGES if seconds >= unit)
+    return f"{seconds / (unit or 1):.0f}{name}"
+
+
+def _with_tags(
+    columns: tuple[str, ...], kept: Sequence[Listed], row: Callable[[Any], TableRow], numbers: tuple[str, ...]
+) -> ReportTable:
+    """Return a table of records, with a column for tags where one has any."""
+    from meshwright.report import ReportTable
+
+    rows = [row(each) for each in kept]
+    if any(each.tags for each in kept):
+        columns = (*columns, "tags")
+        pairs = zip(rows, kept, strict=True)
+        rows = [replace(made, cells=(*made.cells, " ".join(each.tags))) for made, each in pairs]
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
 
 
 def _runs_table(shown: Sequence[RunRecord], short: int) -> ReportTable | None:
-    from meshwright.report import ReportTable, TableRow
+    from meshwright.report import TableRow
 
     def row(run: RunRecord) -> TableRow:
-        steps = "" if run.step is None else _steps(run.step)
-        if run.steps is not None and run.step != run.steps and steps:
-            steps += f"/{_steps(run.steps)}"
+        reached = "" if run.step is None else f" {_steps(run.step)}"
+        if run.steps is not None and run.step != run.steps and reached:
+            reached += f"/{_steps(run.steps)}"
         return TableRow(
             cells=(
                 _id(run, short),
                 _named(run),
-                _time(run.began),
+                _age(run.began),
                 run.fleet,
-                run.state,
-                steps,
+                f"{run.state}{reached}",
                 "" if run.tokens is None else format_count(run.tokens),
-                "" if run.loss is None else f"{run.loss:.4g}",
+                "" if run.loss is None else f"{run.loss:.4g}" if abs(run.loss) >= 1e-3 else f"{run.loss:.1e}",
                 "" if run.step_seconds is None else format_seconds(run.step_seconds),
                 "" if run.step_error is None else _error(run.step_error),
             ),
@@ -320,9 +336,9 @@ def _runs_table(shown: Sequence[RunRecord], short: int) -> ReportTable | None:
 
     if not shown:
         return None
-    numbers = ("step", "tokens", "loss", "a step", "vs predicted")
-    columns = ("id", "run", "began", "on", "state", *numbers)
-    return ReportTable(columns=columns, rows=tuple(map(row, shown)), numbers=numbers, unbroken=1, sorts=True)
+    numbers = ("tokens", "loss", "a step", "vs pred.")
+    columns = ("id", "run", "age", "on", "state, step", *numbers)
+    return _with_tags(columns, shown, row, numbers)
 
 
 def _steps(count: int) -> str:
@@ -330,12 +346,14 @@ def _steps(count: int) -> str:
 
 
 def _error(share: float) -> str:
-    """Return how a measured step differs from the predicted one: "+3.1 %", "12 times"."""
-    return f"{100 * share:+.1f} %" if abs(share) < 10 else f"{share + 1:.0f} times"
+    """Return how a measured step differs from the predicted one: "+3.1 %", "12 x"."""
+    if abs(share) >= 10:
+        return f"{share + 1:.0f} x"
+    return f"{100 * share:+.1f} %" if abs(share) < 0.1 else f"{100 * share:+.0f} %"
 
 
 def _weighings(kept: Sequence[KeptFigures], short: int) -> ReportTable:
-    from meshwright.report import ReportTable, TableRow
+    from meshwright.report import TableRow
 
     def row(each: KeptFigures) -> TableRow:
         fields = each.fields
@@ -344,7 +362,7 @@ def _weighings(kept: Sequence[KeptFigures], short: int) -> ReportTable:
         cells = (
             _id(each, short),
             _named(each),
-            _time(each.when),
+            _age(each.when),
             printable(str(fields.get("fleet", ""))),
             printable(str(fields.get("layout", ""))),
             fits,
@@ -355,24 +373,24 @@ def _weighings(kept: Sequence[KeptFigures], short: int) -> ReportTable:
         return TableRow(cells=cells, tone="bad" if fields.get("fits") is False else "")
 
     numbers = ("needs", "a step", "MFU")
-    columns = ("id", "name", "weighed", "on", "layout", "fits", *numbers)
-    return ReportTable(columns=columns, rows=tuple(map(row, kept)), numbers=numbers, unbroken=1, sorts=True)
+    columns = ("id", "name", "age", "on", "layout", "fits", *numbers)
+    return _with_tags(columns, kept, row, numbers)
 
 
 def _plans(kept: Sequence[KeptFigures], short: int) -> ReportTable:
-    from meshwright.report import ReportTable, TableRow
+    from meshwright.report import TableRow
 
     def row(each: KeptFigures) -> TableRow:
         compiled = f"{each.fields.get('num_compiled', '?')} of {each.fields.get('num_considered', '?')}"
         best = printable(str(each.fields.get("best") or "nothing fits"))
         seconds = _seconds(value_of(each, "step_seconds"))
         fleet = printable(str(each.fields.get("fleet", "")))
-        cells = (_id(each, short), _named(each), _time(each.when), fleet, best, seconds, compiled)
+        cells = (_id(each, short), _named(each), _age(each.when), fleet, best, seconds, compiled)
         return TableRow(cells=cells)
 
     numbers = ("a step", "compiled")
-    columns = ("id", "name", "planned", "on", "best", *numbers)
-    return ReportTable(columns=columns, rows=tuple(map(row, kept)), numbers=numbers, unbroken=1, sorts=True)
+    columns = ("id", "name", "age", "on", "best", *numbers)
+    return _with_tags(columns, kept, row, numbers)
 
 
 def _seconds(value: Any) -> str:
