@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.config import FAMILIES, TransformerModel, load_config, text_reading
+from meshwright.config import FAMILIES, TransformerModel, load_config, published_config, text_reading
 from meshwright.errors import InputError
 
 # Sizes as published with the models, and the parameters that their pages count.
@@ -323,6 +323,39 @@ def test_a_part_of_a_published_family_that_is_not_run_is_refused(tree, words, fo
         load_config(folder_of(tree))
 
 
+KIMI = published_config("moonshotai/Kimi-Linear-48B-A3B-Instruct")
+LINEAR = "linear_attn_config"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({LINEAR: {**KIMI[LINEAR], "kda_layers": [1, 2]}}, r"kda_layers = \[1, 2\]"),
+        ({LINEAR: {**KIMI[LINEAR], "kda_layers": list(range(1, 28))}}, r"full_attn_layers = \[4, 8"),
+        ({LINEAR: {**KIMI[LINEAR], "gate_lower_bound": -5.0}}, r"linear_attn_config.gate_lower_bound = -5.0"),
+        ({"mla_use_nope": False}, "mla_use_nope = false"),
+        ({"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
+    ],
+)
+def test_layers_of_kimi_linear_that_are_not_run_are_refused(changes, words, folder_of):
+    with pytest.raises(InputError, match=words):
+        load_config(folder_of({**KIMI, **changes}))
+
+
+def test_transformers_names_of_keys_and_lists_of_layers_are_read_like_the_published_ones(folder_of):
+    theirs = {key: value for key, value in KIMI.items() if key not in (LINEAR, "first_k_dense_replace")}
+    theirs |= {"num_experts_per_tok": theirs.pop("num_experts_per_token"), "linear_num_heads": 32}
+    full = KIMI[LINEAR]["full_attn_layers"]
+    theirs["layer_types"] = [f"{'full' if n in full else 'linear'}_attention" for n in range(1, 28)]
+    theirs["mlp_layer_types"] = ["dense"] + ["sparse"] * 26
+    assert load_config(folder_of(theirs)).model == load_config(folder_of(KIMI, "published")).model
+
+
+def test_layers_that_are_all_without_experts_have_the_width_of_plain_mlps(folder_of):
+    model = load_config(folder_of({**KIMI, "first_k_dense_replace": 27})).model
+    assert (model.mlp_dim, model.num_experts, model.count(mlp="mlp")) == (9216, None, 27)
+
+
 def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-7B"}')
     with pytest.raises(InputError, match=r"cannot read .*config.json") as refused:
@@ -497,7 +530,7 @@ def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     switched = {ours for ours, *_ in family.switches.values()}
     assert {*family.keys, *family.fixed, *family.inverses, *switched} <= known
     assert family.activation in family.defaults
-    assert {*family.by_head, *family.one_row} <= set(family.weights)
+    assert {*family.by_head, *family.shaped} <= set(family.weights)
     assert family.windows in ("none", "all", "by layer")
     assert family.unturned in ("none", "global", "by layer")
     page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"

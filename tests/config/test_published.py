@@ -36,6 +36,7 @@ STATED = {
     "deepseek-ai/DeepSeek-V2-Lite": "15.7B",
     "deepseek-ai/DeepSeek-V2": "236B",
     "deepseek-ai/DeepSeek-V3": "671B",
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": "49B",  # rounded down in its name
 }
 ACTIVE = {
     "deepseek-ai/DeepSeek-V3": "37.6B",

@@ -89,7 +89,9 @@ class Family:
     by_head: tuple[str, ...] = ()
     alternating: tuple[str, ...] = ()
     inputs_first: tuple[str, ...] = ()
-    one_row: tuple[str, ...] = ()
+    shaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    also: Mapping[str, str] = field(default_factory=dict[str, str])
+    inner: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     scales_from_one: bool = False
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
     inverses: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -123,6 +125,7 @@ def _joined(parent: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
         kept = {key: value for key, value in parent[name].items() if key not in without}
         made[name] = {**kept, **table.get(name, {})}
     theirs = set(parent["keys"].values()) - set(made["keys"].values())  # keys that only the parent reads
+    theirs -= set(table.get("defaults", {}))
     made["defaults"] = {key: value for key, value in made["defaults"].items() if key not in theirs}
     read = table.get("keys", {})
     made["fixed"] = {ours: value for ours, value in made["fixed"].items() if ours not in read}

@@ -106,7 +106,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     try:
         for read in READERS:
             read(given, model, unread, where)
-        limits = (tree.get("max_position_embeddings"), tree.get("n_positions"))
+        limits = (given.get("max_position_embeddings"), given.get("n_positions"))
         length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
     except (TypeError, ValueError, AttributeError, ArithmeticError) as wrong:
         raise InputError(
@@ -172,6 +172,9 @@ def _given(tree: Tree, family: Family) -> dict[str, Any]:
     for other, key in family.synonyms.items():
         if (value := named.pop(other, None)) is not None and named.get(key) is None:
             named[key] = value
+    for table, keys in family.inner.items():
+        inner = dict(named.pop(table, None) or {})
+        named |= {keys.get(key, f"{table}.{key}"): value for key, value in inner.items()}
     given = {**family.defaults, **named}
     switches = {key for key, value in family.defaults.items() if isinstance(value, bool)}
     given |= {key: False for key in switches if given[key] is None}
@@ -320,10 +323,9 @@ def _routing_json(model: TransformerModel, family: Family) -> dict[str, Any]:
         tree |= {"qk_nope_head_dim": model.head_dim - turned, "num_key_value_heads": model.num_heads}
     if "dense_mlp_dim" in family.keys:
         tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
-        tree |= family.ungrouped if model.router_groups is None else family.grouped
+    tree |= family.ungrouped if model.router_groups is None else family.grouped
     if family.dense_by_layer:
-        kinds = ["dense"] * model.num_dense_layers
-        tree["mlp_layer_types"] = kinds + ["sparse"] * (model.num_layers - len(kinds))
+        tree["mlp_layer_types"] = ["dense" if kind.mlp == "mlp" else "sparse" for kind in model.kinds]
     for theirs, (ours, _, value_if_true) in family.switches.items():
         tree[theirs] = getattr(model, ours) == value_if_true
     if tree.get(EXPERTS_BESIDE):
@@ -492,7 +494,8 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
         unread.discard("moe_layer_end_index")
         if given["moe_layer_end_index"] not in (-1, num_layers - 1):
             raise not_understood(where, {"moe_layer_end_index": given["moe_layer_end_index"]})
-    if FAMILIES[given["model_type"]].dense_by_layer:
+    family = FAMILIES[given["model_type"]]
+    if family.dense_by_layer and not family.mixers:
         unread.discard("mlp_layer_types")
         kinds = given.get("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
         model["num_dense_layers"] = first = kinds.count("dense")

@@ -19,12 +19,14 @@ Tree = Mapping[str, Any]
 
 _KEYS = {
     *("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval"),
-    *("mlp_only_layers", "decoder_sparse_step", "position_embedding_type", "linear_attn_config"),
+    *("mlp_only_layers", "decoder_sparse_step", "position_embedding_type"),
 }
+_DENSE, _NUMBERED = ("mlp_layer_types", "first_k_dense_replace"), ("full_attn_layers", "kda_layers")
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _EARLIER = {"mamba": "linear_attention", "attention": "full_attention"}  # names in files of some releases
 PLAIN_WIDTH = "intermediate_size"
 _MLPS = {"mlp": "mlp", "moe": "experts"}
+_OF_LISTS = {"dense": "mlp", "sparse": "experts"}
 _OF_EXPERTS = (
     *("num_experts", "experts_per_token", "router", "router_bias", "router_normalised", "router_scale"),
     *("router_groups", "router_groups_chosen", "shared_mlp_dim", "shared_gate", "num_shared_experts"),
@@ -36,7 +38,7 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
     family = FAMILIES[given["model_type"]]
     if not family.mixers:
         return
-    unread -= {*_KEYS, "moe_intermediate_size"}
+    unread -= {*_KEYS, *_NUMBERED, "moe_intermediate_size", *(_DENSE if family.dense_by_layer else ())}
     if "position_embedding_type" in family.defaults and given.get("position_embedding_type") != "rope":
         model["position"] = "none"
     if not model.get("num_experts"):
@@ -56,6 +58,8 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
         del model[key]
     if "experts" in parts and "mlp" in parts:
         model["dense_mlp_dim"] = given["intermediate_size"]
+    if "experts" not in parts and _has_two_widths(family):
+        model["mlp_dim"] = given.get(PLAIN_WIDTH)
     if "experts" in parts and family.numbered_by_part:
         model["mlp_dim"] = given["moe_intermediate_size"]
     if parts in ({"attention", "mlp"}, {"attention", "experts"}) and len(set(words)) == 1:
@@ -80,13 +84,34 @@ def _words(given: Tree, family: Family, model: dict[str, Any], where: str) -> li
         if not parts or set(parts) - {*family.mixers, *_MLPS}:
             raise not_understood(where, {key: given.get(key)})
         return _joined([{**family.mixers, **_MLPS}[part] for part in parts])
-    num_layers, every = model["num_layers"], given.get("full_attention_interval", 4)
-    kinds = listed or [
-        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)
-    ]
+    num_layers = model["num_layers"]
+    kinds = listed or _unlisted(given, family, num_layers, where)
     kinds = [_EARLIER.get(kind, kind) for kind in kinds]
     if len(kinds) != num_layers or set(kinds) - set(family.mixers):
         raise not_understood(where, {"num_hidden_layers": num_layers, key: given.get(key)})
+    mlps = _mlps(given, family, model, where)
+    return [f"{family.mixers[kind]}+{mlp}" for kind, mlp in zip(kinds, mlps, strict=True)]
+
+
+def _unlisted(given: Tree, family: Family, num_layers: int, where: str) -> list[str]:
+    """Return the kind of each layer of a file without a list: by their numbers, or attention every few."""
+    if not any(_NUMBERED[0] in keys for keys in family.inner.values()):
+        every = given.get("full_attention_interval", 4)
+        return ["linear_attention" if n % every else "full_attention" for n in range(1, num_layers + 1)]
+    numbers: dict[str, list[int]] = {key: list(given.get(key) or ()) for key in _NUMBERED}
+    full, states = numbers.values()
+    if sorted([*full, *states]) != list(range(1, num_layers + 1)):
+        raise not_understood(where, {"num_hidden_layers": num_layers, **numbers})
+    return ["full_attention" if n in full else "linear_attention" for n in range(1, num_layers + 1)]
+
+
+def _mlps(given: Tree, family: Family, model: dict[str, Any], where: str) -> list[str]:
+    """Return the MLP of each layer."""
+    num_layers = model["num_layers"]
+    if family.dense_by_layer and (kinds := given.get(_DENSE[0])):
+        if len(kinds) != num_layers or set(kinds) - _OF_LISTS.keys():
+            raise not_understood(where, {"num_hidden_layers": num_layers, _DENSE[0]: kinds})
+        return [_OF_LISTS[kind] for kind in kinds]
     step, plain = given.get("decoder_sparse_step", 1), given.get("mlp_only_layers") or ()
     first = given.get("first_k_dense_replace", 0)
 
@@ -94,7 +119,7 @@ def _words(given: Tree, family: Family, model: dict[str, Any], where: str) -> li
         has_experts = model.get("num_experts") and layer not in plain and (layer + 1) % step == 0
         return "experts" if has_experts and layer >= first else "mlp"
 
-    return [f"{family.mixers[kind]}+{mlp(layer)}" for layer, kind in enumerate(kinds)]
+    return [mlp(layer) for layer in range(num_layers)]
 
 
 def _numbers_of_experts(family: Family) -> list[str]:

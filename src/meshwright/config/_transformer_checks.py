@@ -20,8 +20,8 @@ _OF_EXPERTS = (
     "expert_norms",
 )
 _NOT_LATENT = {
-    **{"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
-    **{"output_bias": False, "no_rope_every": None, "position_growth": 0.0, "attention_gate": False},
+    **{"bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0},
+    **{"output_bias": False, "position_growth": 0.0, "attention_gate": False},
 }
 
 

@@ -129,6 +129,14 @@ DEEPSEEK = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+KIMI = {
+    **{key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_rank", "n_routed_experts")},
+    **{"linear_num_heads": 2, "linear_head_dim": 8, "num_local_experts": 8},
+}
+IN_LISTS = {
+    **{"full_attn_layers": [2, 3], "kda_layers": [1, 4], "head_dim": 8, "num_heads": 2},
+    "short_conv_kernel_size": 3,
+}
 ROUTED = {
     **{
         key: value for key, value in DEEPSEEK.items() if key in ("num_hidden_layers", "moe_intermediate_size")
@@ -220,7 +228,10 @@ CASES = {
         {**GRANITE4, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
     ),
     "nemotron-h": ("NemotronHConfig", NEMOTRON),
-    "nemotron-h, experts": ("NemotronHConfig", {**NEMOTRON, "hybrid_override_pattern": "MEMEM*E"}),
+    "nemotron-h, experts": (
+        "NemotronHConfig",
+        {**NEMOTRON, "hybrid_override_pattern": "MEMEM*E", "n_group": 1},
+    ),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
     "gemma4 with experts": ("Gemma4TextConfig", {**GEMMA4, **BESIDE, "num_hidden_layers": 2}),
     "gemma4 12B": ("Gemma4UnifiedTextConfig", GEMMA4),
@@ -232,6 +243,17 @@ CASES = {
     "deepseek-v2, lite": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": YARN}),
     "deepseek-v3": ("DeepseekV3Config", {**DEEPSEEK, **IN_GROUPS, "rope_parameters": YARN}),
     "deepseek-v3, yarn": ("DeepseekV3Config", {**DEEPSEEK, **IN_GROUPS, "rope_parameters": YARN_ALONE}),
+    "kimi-linear": (
+        "KimiLinearConfig",
+        {**KIMI, **IDS, "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
+    ),
+    "kimi-linear, as published": (
+        "KimiLinearConfig",
+        {
+            **{**KIMI, **IDS, **IN_GROUPS, "num_hidden_layers": 4, "first_k_dense_replace": 2},
+            **{"linear_attn_config": IN_LISTS, "q_lora_rank": 8, "norm_topk_prob": False},
+        },
+    ),
     "qwen3 with experts, scores as they are": (
         "Qwen3MoeConfig",
         {**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": False},
@@ -359,8 +381,21 @@ def ours(theirs):
     shapes = {tuple(key.key for key in path): leaf.shape for path, leaf in declared}
     family = json.loads((folder / "config.json").read_text())["model_type"]
     weights = weights_of(run.model, family)
-    arrays = safetensors.load_file(folder / "model.safetensors")
+    arrays = arrays_of(folder)
     return model, weights, shapes, dict(from_huggingface(weights, shapes, arrays.__getitem__))
+
+
+def arrays_of(folder):
+    """The arrays of a file by the names of published ones, of which transformers does not write all."""
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    layers = {
+        name.rpartition(".up_proj")[0] for name in arrays if name.endswith("block_sparse_moe.up_proj.weight")
+    }
+
+    def published(name):
+        return name.replace("block_sparse_moe", "mlp") if name.rsplit(".", 2)[0] in layers else name
+
+    return {published(name): array for name, array in arrays.items()}
 
 
 def tree_of(by_path):
@@ -386,7 +421,7 @@ def test_parameters_are_as_many_as_transformers_counts(theirs, ours):
 
 def test_every_array_of_the_file_is_read_and_written_as_it_was(theirs, ours):
     _, weights, shapes, parameters = ours
-    arrays = safetensors.load_file(theirs[1] / "model.safetensors")
+    arrays = arrays_of(theirs[1])
     written = dict(to_huggingface(weights, parameters))
     assert set(parameters) == set(shapes)
     assert {path: array.shape for path, array in parameters.items()} == shapes

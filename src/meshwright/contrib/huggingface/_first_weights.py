@@ -16,14 +16,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel, family_of, holds_layers, reads_text_alone
+from meshwright.config import (
+    FAMILIES,
+    RunConfig,
+    TransformerModel,
+    family_of,
+    holds_layers,
+    reads_text_alone,
+)
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
 from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
 
 from ._mxfp4 import unpacking
-from ._text_part import of_text_part
+from ._other_names import by_other_names, of_text_part
 from ._weight_files import WeightFiles
 from ._weight_names import Weight, part_of, weights_of
 
@@ -111,6 +118,7 @@ class FirstWeights:
         self._read = unpacking(files.read, files.names)
         if is_part:
             self._read = of_text_part(self._read, files.names)
+        self._read = by_other_names(self._read, files.names, FAMILIES[family].also)
         for weight in self._weights:
             if weight.constant is not None:
                 self._check_constant(weight.name.format(layer=weight.layers[0]), weight.constant)

@@ -57,8 +57,9 @@ class Weight:
     theirs has the outputs first. `heads`: theirs has all of one head together, then those of the next; 0 if
     it does not. `of_taps`: theirs has a convolution's weights [channels, 1, taps].
     `alternating`: the outputs of ours take turns in theirs, one of each.
-    `one_row`: theirs is a matrix of one row, and ours a vector. `layers`: the number of their layer for each
-    row of ours. `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
+    `shaped`: the shape of theirs where ours is a vector, with -1 for its length.
+    `layers`: the number of their layer for each row of ours.
+    `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
     `constant`: a number that a file has for each layer and no model changes; `ours` only says how many
     layers there are.
     """
@@ -71,7 +72,7 @@ class Weight:
     of_taps: bool = False
     alternating: bool = False
     layers: tuple[int, ...] = ()
-    one_row: bool = False
+    shaped: tuple[int, ...] = ()
     added: float = 0.0
     constant: float | None = None
 
@@ -139,7 +140,7 @@ def _weights(
             heads=_num_heads(stack[0], declared[stack[0]], model) if ours in family.by_head else 0,
             of_taps=of_taps,
             alternating=ours in family.alternating,
-            one_row=ours in family.one_row,
+            shaped=tuple(family.shaped.get(ours, ())),
             layers=_their_layers(family, stack[0], model) if holds_layers(name) else (),
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
@@ -293,7 +294,7 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     else:
         joined = _side_by_side(rows)
     if not weight.num_inputs:
-        return joined if weight.one_row else joined[0]
+        return joined[0].reshape(weight.shaped) if weight.shaped else joined[0]
     return joined.T if weight.transposed else joined
 
 
@@ -327,7 +328,7 @@ def _divided(
         parts = np.split(array, channels)
         return {path: part.reshape(ours[path]) for path, part in zip(ours, parts, strict=True)}
     rows = array.T if weight.num_inputs and weight.transposed else array
-    rows = rows if weight.num_inputs or weight.one_row else rows[None]
+    rows = rows if weight.num_inputs else rows.reshape(1, -1)
     if weight.heads:
         ends = np.cumsum([size // weight.heads for size in sizes])[:-1]
         by_head = np.split(rows.reshape(len(rows), weight.heads, -1), ends, axis=2)

@@ -3,7 +3,8 @@
 Source: DeepSeek-AI 2024 (https://arxiv.org/abs/2405.04434, section 2.1).
 A token's residual is projected to a latent of width `latent_rank`, and that, after a norm, to the keys and
 values of all heads. Positions turn the last `rotary_dim` numbers of queries and keys; in keys these numbers
-come straight from the residual, one vector for all heads. Queries may come from a latent of their own.
+come straight from the residual, one vector for all heads. In layers without positions (Kimi Linear) they are
+as they come. Queries may come from a latent of their own.
 
 Training holds the keys and values of all heads, as other attention does; the paper's absorbed products,
 which save memory when text is generated, are not used. Over `tensor` each device makes the whole latents, and
@@ -20,12 +21,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from meshwright.config import TransformerModel
-from meshwright.sharding import sequence_length
 
 from ._base_model import Context, Parameter
 from .attention import HEADS, KV_HEADS
 from .norms import normalised
-from .rotary import rotated, turns_of
+from .rotary import Turns, rotated
 
 NORM_EPSILON = 1e-6  # of the latents' norms: DeepSeek's code fixes it, whatever its configuration says
 Project = Callable[[Array, str], Array]  # the product of an activation with one of attention's matrices
@@ -69,6 +69,7 @@ def latent_projections(
     h: Array,
     layer: dict[str, Any],
     project: Project,
+    turns: Turns | None,
     places: Array | None,
     config: TransformerModel,
     context: Context,
@@ -79,12 +80,12 @@ def latent_projections(
         h: the normalised residual [batch, sequence, embed].
         layer: attention's parameters of one layer.
         project: multiplies with the matrix of a name.
+        turns: those of `turns_of`; None in a layer without positions.
         places: each token's position, as for `rotated`.
     """
     c = config
     turned = c.rotary_dim
     assert turned is not None, "the configuration is checked"
-    turns = turns_of(c, sequence_length(h.shape[1], context.mesh))
     kept = c.head_dim - turned
 
     def normed(x: Array, name: str) -> Array:
@@ -95,8 +96,10 @@ def latent_projections(
     query = project(h if from_residual else normed(project(h, "query_down"), "query_down_norm"), "query")
     latent = normed(project(h, "key_down"), "key_down_norm")
     key, value = project(latent, "key"), project(latent, "value")
-    shared = rotated(project(h, "key_rotary")[:, :, None], turns, places)
+    shared = project(h, "key_rotary")[:, :, None]
+    shared = shared if turns is None else rotated(shared, turns, places)
     shared = jnp.broadcast_to(shared, (*key.shape[:3], turned))
-    query_turned = rotated(query[..., kept:], turns, places)
-    query = context.pin(jnp.concatenate([query[..., :kept], query_turned], axis=-1), *HEADS)
+    if turns is not None:
+        query_turned = rotated(query[..., kept:], turns, places)
+        query = context.pin(jnp.concatenate([query[..., :kept], query_turned], axis=-1), *HEADS)
     return query, context.pin(jnp.concatenate([key, shared], axis=-1), *KV_HEADS), value

@@ -274,7 +274,8 @@ class Block:
         if c.latent_rank is not None:
             from .latent_attention import latent_projections
 
-            return latent_projections(h, layer[self._part], project, places, c, context)
+            turns = turns_of(c, sequence_length(h.shape[1], context.mesh)) if is_turned else None
+            return latent_projections(h, layer[self._part], project, turns, places, c, context)
         query, key = (project(h, name) for name in ("query", "key"))
         value = key if c.global_key_is_value else project(h, "value")
         if c.value_norm:
