@@ -131,7 +131,7 @@ def train(
         run, mesh = resolved(run, fleet := fleet_of(on))
         devices = devices_of(fleet, mesh)
         dataset = opened_data(peers, run, on_event)
-        _say_of_data(notes, on_event)
+        _say_of_data((*notes, *(() if first is None else first.notes)), on_event)
         if resume:
             check_resumed_state(path, run, mesh, devices)
         held.create()
