@@ -1,14 +1,17 @@
 """What is predicted of experts: their load, and a dispatch that sends a token once to a host."""
 
 import itertools
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import meshwright as mw
 from meshwright.compiler import Routing
 from meshwright.errors import InputError
-from meshwright.predict import copies_once
+from meshwright.predict import Prediction, copies_once
 
+RECORD = Path(__file__).parents[2] / "benchmarks/records/2026-11-28_predict_experts.toml"
 SMALL = ("model.num_layers=1", "batch.sequences=16", "model.capacity_factor=none")
 
 
@@ -106,11 +109,30 @@ def test_copies_are_those_of_every_choice_counted(domains, members):
     assert inside == pytest.approx(forwarded / len(choices))
 
 
-def test_across_hosts_a_dispatch_once_a_host_is_a_bound_of_what_helps():
+@pytest.fixture(scope="module")
+def across() -> Prediction:
     wide = ("model.embed_dim=1024", "model.num_experts=16", "model.experts_per_token=8")
-    across = weighed("batch.sequences=256", *wide, on="2x2xH100", layout="expert=4").prediction
-    assert across is not None
+    prediction = weighed("batch.sequences=256", *wide, on="2x2xH100", layout="expert=4").prediction
+    assert prediction is not None
+    return prediction
+
+
+def test_across_hosts_a_dispatch_once_a_host_is_a_bound_of_what_helps(across):
     (found,) = (help_ for help_ in across.what_helps if "once to each host" in help_.what)
     whole = next(help_ for help_ in across.what_helps if help_.what.endswith("collectives over expert"))
     assert 0 < found.saving_seconds < whole.saving_seconds
     assert not found.change
+
+
+def test_the_interval_holds_what_published_runs_with_experts_took(across):
+    """Dense runs of the same chip are no sources for it: their width held 28 of these 69."""
+    record = tomllib.loads(RECORD.read_text())
+    expected, low, high = (getattr(across.step_seconds, end) for end in ("expected", "low", "high"))
+    taken = [row["measured_seconds"] / row["predicted_seconds"] for row in record["row"]]
+    held = [low / expected <= share <= high / expected for share in taken]
+    assert 0.88 <= sum(held) / len(held) <= 0.95
+    assert any("of one source" in reason for reason in across.interval_reasons)
+
+
+def test_another_load_is_the_same_program_and_is_not_compiled_again(balanced):
+    assert weighed("model.expert_load=3.5").cached

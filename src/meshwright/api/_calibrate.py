@@ -56,7 +56,7 @@ from meshwright.programs import fleet_of
 from meshwright.results import Phase, Weighing, ignore
 from meshwright.units import format_seconds, parse_seconds
 
-from ._weigh import weigh
+from ._weigh import weigh_unkept
 
 CONTAINERS = ("while", "conditional", "call")
 ALL_EXPOSED = 0.999  # of a class; less is not rounding
@@ -193,7 +193,9 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         _check_a_step(seconds)
     if on is None:
         raise InputError("no fleet is named", hint="name the one on which it was measured: --on 64xH100")
-    weighing = weigh(step.config, on=on, layout=step.layout, overrides=step.overrides, on_event=on_event)
+    weighing = weigh_unkept(
+        step.config, on=on, layout=step.layout, overrides=step.overrides, on_event=on_event
+    )
     if weighing.prediction is None:
         raise InputError(
             f"no time is predicted for {weighing.name}: {weighing.no_prediction}",

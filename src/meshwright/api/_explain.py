@@ -17,7 +17,7 @@ from meshwright.hardware import Fleet
 from meshwright.planning import Suggestion, suggestions
 from meshwright.results import Change, Changes, Phase, Weighing, ignore
 
-from ._weigh import weigh
+from ._weigh import weigh_unkept
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
 FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")
@@ -134,7 +134,7 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
     assert weighing.config is not None, "a foreign program is refused before"
     words = {"arguments": suggestion.arguments, "effect": suggestion.effect}
     try:
-        changed = weigh(
+        changed = weigh_unkept(
             weighing.config,
             on=_fleet(weighing, suggestion),
             layout=suggestion.layout or str(weighing.layout),

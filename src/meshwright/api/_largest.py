@@ -15,10 +15,11 @@ from typing import Literal
 from meshwright.config import Layout, Overrides, RunConfig, override_pairs
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
+from meshwright.kept_records import keep_weighing
 from meshwright.programs import fleet_of
 from meshwright.results import Largest, Phase, Weighing, ignore
 
-from ._weigh import weigh
+from ._weigh import weigh_unkept
 
 Quantity = Literal["sequence_length", "batch"]
 UNIT_TOKENS = 128  # a length is a multiple of it, and of the axes that split a sequence
@@ -50,7 +51,7 @@ def largest(
         InputError: as for `weigh`; or the memory of the chip is not known; or the data have no sequences.
     """
     fleet = fleet_of(on)
-    first = weigh(config, on=fleet, layout=layout, overrides=overrides, on_event=on_event)
+    first = weigh_unkept(config, on=fleet, layout=layout, overrides=overrides, on_event=on_event)
     run = first.config
     if first.fits is None:
         hint = "name a chip of the catalog: `meshwright fleets`"
@@ -65,7 +66,7 @@ def largest(
         changes = _changes(of, value)
         given = {"layout": str(first.layout), **dict(override_pairs(overrides)), **changes}
         try:
-            made = weigh(config, on=fleet, overrides=given, on_event=on_event)
+            made = weigh_unkept(config, on=fleet, overrides=given, on_event=on_event)
         except InputError as error:  # the model has fewer positions, or the layout does not divide it
             refused[value] = error.message
             return None
@@ -79,6 +80,8 @@ def largest(
     start = max(unit, start // unit * unit)
     fits, above = search(needed_of, usable, start, unit, MOST[of], exact=of == "batch")
     beyond = weighed.get(above) if above is not None else None
+    weighing = weighed[fits] if fits is not None else beyond or first
+    keep_weighing(weighing)
     return Largest(
         of=of,
         value=fits,
@@ -86,7 +89,7 @@ def largest(
         above_bytes=None if beyond is None else _needed(beyond),
         above_refused="" if above is None else refused.get(above, ""),
         num_compiled=len(weighed),
-        weighing=weighed[fits] if fits is not None else beyond or first,
+        weighing=weighing,
     )
 
 

@@ -22,7 +22,7 @@ from meshwright.measure import STEP_SECONDS, History, Measurement, PastRow, Reco
 from meshwright.measure import reconcile as compared
 from meshwright.results import Phase, Run, ignore
 
-from ._weigh import weigh
+from ._weigh import weigh_unkept
 
 HISTORY = "history.jsonl"
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def reconciled(
         ) from missing
     is_timed = measurement.step_seconds is not None
     if found is None or (is_timed and all(row.quantity != STEP_SECONDS for row in found.rows)):
-        weighing = weigh(str(folder), on=fleet, layout=about.get("layout"), on_event=on_event)
+        weighing = weigh_unkept(str(folder), on=fleet, layout=about.get("layout"), on_event=on_event)
         found = compared(weighing.compiled.fingerprint, weighing.ledger, weighing.prediction, measurement)
     return found, add_to_history(folder, found, measurement, config, fleet)
 

@@ -40,7 +40,12 @@ class FolderLog:
         self._on_event(event)
 
     def begin(self) -> None:
-        """Write what has waited: the folder is made."""
+        """Make the folder, and write what has waited.
+
+        Raises:
+            InputError: as `RunFolder.create`.
+        """
+        self._held.create()
         self._is_made = True
         self._flush()
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
 from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
 from meshwright.extras import check_installed
+from meshwright.kept_records import KeptRun
 from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
 from meshwright.measure import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
@@ -113,49 +114,58 @@ def train(
     from meshwright.trainer.loop import RunFolder, RunRequest
 
     session = session or Session()
-    resume, begin_from, profile = session.resume, session.begin_from, session.profile
-    config, folder = named_run(config, folder, resume)
+    config, folder = named_run(config, folder, session.resume)
     asked = partial(_run_to_train, config, data, overrides, steps, folder, session)
     call = {"on": on, "folder": folder, "steps": steps}
-    call |= {"resume": resume, "discard_steps": session.discard_steps}
     peers = processes_of_this_run()
-    (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, begin_from))
+    (run, notes), agreement = agreed(peers, "run", asked, lambda made: _facts_of(made[0], call, session))
     path = Path(peers.broadcast("run folder", lambda: str(folder or folder_for(run))))
-    with closing(RunFolder(path, resume=resume, discard_steps=session.discard_steps, peers=peers)) as held:
+    allowed = {"resume": session.resume, "discard_steps": session.discard_steps}
+    with closing(RunFolder(path, peers=peers, **allowed)) as held:
         on_event = log = FolderLog(held, on_event)
         held.validate_resume(run)
         # jax is loaded only from here on: a folder is refused at once.
         from meshwright.trainer.loop import check_resumed_state, devices_of
 
-        first = None if begin_from is None else registered(WEIGHTS)["huggingface"](Path(begin_from), run)
+        first = _first_weights(session, run)
         run, mesh = resolved(run, fleet := fleet_of(on))
         devices = devices_of(fleet, mesh)
         dataset = opened_data(peers, run, on_event)
-        _say_of_data((*notes, *(() if first is None else first.notes)), on_event)
-        if resume:
-            check_resumed_state(path, run, mesh, devices)
-        held.create()
+        _say_of_data(notes, first, on_event)
+        check_resumed_state(path, run, mesh, devices)
         log.begin()
         num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
-        weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
-        request = RunRequest(
-            config=run,
-            fleet=fleet,
-            layout=mesh,
-            devices=devices,
-            folder=held,
-            dataset=dataset,
-            steps=num_steps,
-            flops=_step_flops(weighing),
-            about={"ledger": weighing.ledger.to_dict(), **({"agreement": agreement} if agreement else {})},
-            documents=_documents(run, weighing, first),
-            on_event=_listener(weighing, on_event),
-            first_weights=first,
-            profile=None if profile is None else Path(profile),
-            times_kernels=times_kernels,
-            page=_LivePage(held, peers),
-        )
-        return _ended(request, weighing, _trained(request))
+        with KeptRun(held, run, fleet.name, num_steps).ending() as kept:
+            weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
+            _add_to_record(kept, weighing, on_event)
+            request = RunRequest(
+                config=run,
+                fleet=fleet,
+                layout=mesh,
+                devices=devices,
+                folder=held,
+                dataset=dataset,
+                steps=num_steps,
+                flops=_step_flops(weighing),
+                about={
+                    "ledger": weighing.ledger.to_dict(),
+                    **({"agreement": agreement} if agreement else {}),
+                },
+                documents=_documents(run, weighing, first),
+                on_event=_listener(weighing, on_event),
+                first_weights=first,
+                profile=None if session.profile is None else Path(session.profile),
+                times_kernels=times_kernels,
+                page=_LivePage(held, peers),
+            )
+            return _ended(request, weighing, _trained(request), kept)
+
+
+def _first_weights(session: Session, run: RunConfig) -> FirstParameters | None:
+    """Return the parameters that the run begins with; None for random ones."""
+    if session.begin_from is None:
+        return None
+    return registered(WEIGHTS)["huggingface"](Path(session.begin_from), run)
 
 
 def _run_to_train(
@@ -177,13 +187,14 @@ def _run_to_train(
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
 
 
-def _facts_of(run: RunConfig, call: dict[str, Any], begin_from: str | Path | None) -> Facts:
+def _facts_of(run: RunConfig, call: dict[str, Any], session: Session) -> Facts:
     """Return what all processes of a run must have in common: its config, the call's arguments, and files."""
     from meshwright.trainer.loop import facts_of_run
 
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
     shown["steps to train"] = shown.pop("steps") or run.steps
-    return facts_of_run(run, shown, None if begin_from is None else Path(begin_from))
+    shown |= {"resume": session.resume, "discard_steps": session.discard_steps}
+    return facts_of_run(run, shown, None if session.begin_from is None else Path(session.begin_from))
 
 
 def _check_request(steps: int | None, profile: str | Path | None) -> None:
@@ -264,12 +275,25 @@ def _documents(run: RunConfig, weighing: Weighing, first: FirstParameters | None
     }
 
 
-def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> None:
-    """Report what was decided about a run's data."""
+def _say_of_data(
+    notes: Sequence[str], first: FirstParameters | None, on_event: Callable[[Event], None]
+) -> None:
+    """Report what was decided about a run's data, and which of the weights it begins with it leaves out."""
     from meshwright.trainer.loop import Noticed
 
-    for words in notes:
+    for words in (*notes, *(() if first is None else first.notes)):
         on_event(Noticed(step=0, kind="data", message=words, hint=""))
+
+
+def _add_to_record(kept: KeptRun, weighing: Weighing, on_event: Callable[[Event], None]) -> None:
+    """Add what was predicted to the run's record, and report that the list of runs will lack it if so."""
+    from meshwright.trainer.loop import Noticed
+
+    kept.weighed(weighing)
+    if kept.refused:
+        hint = "once there is room, name the run's folder: `meshwright runs --in FOLDER`"
+        words = f"the run is not in the list of `meshwright runs`: {kept.refused}"
+        on_event(Noticed(step=0, kind="disk", message=words, hint=hint))
 
 
 def _times_kernels(peers: SingleProcess, run: RunConfig, fleet: Fleet) -> bool:
@@ -342,10 +366,11 @@ def _trained(request: RunRequest) -> Measurement:
         ) from failed
 
 
-def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) -> Run:
+def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, kept: KeptRun) -> Run:
     """Compare predicted with measured quantities, and write all results."""
     held, fingerprint = request.folder, weighing.compiled.fingerprint
     reconciliation = compared(fingerprint, weighing.ledger, weighing.prediction, measurement)
+    kept.ended(measurement)
     if held.peers.is_first:
         _doubt_rates(weighing, reconciliation)
         held.writes.documents(

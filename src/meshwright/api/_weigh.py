@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from meshwright.config import Overrides, RunConfig
 from meshwright.hardware import Fleet
+from meshwright.kept_records import keep_weighing
 from meshwright.programs import Program, RunLength, Settings, fleet_of, program_of
 from meshwright.results import Phase, Weighing, ignore
 
@@ -34,7 +36,7 @@ def weigh(
         layout: mesh axes, "fsdp=64,tensor=8"; the program's own if not given.
         overrides: {"section.key": value}, or a sequence of "section.key=value"; of a function by its name,
             its arguments.
-        run: the tokens and the price of the whole run.
+        run: the tokens and the price of the whole run, and how it is operated: when it is finished.
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
         on_event: called with each `Phase` of the weighing as it begins.
 
@@ -47,7 +49,14 @@ def weigh(
     >>> weighing.fits, weighing.ledger.flops.executed >= weighing.ledger.flops.model
     (True, True)
     """
-    length = run or RunLength()
-    settings = Settings(layout=layout, overrides=overrides, run=length, simulate=simulate, on_event=on_event)
-    found = program_of(program)
-    return found.weigh(length.priced(fleet_of(on)), settings)
+    settings = {"layout": layout, "overrides": overrides, "simulate": simulate, "on_event": on_event}
+    made = weigh_unkept(program, on, run=run or RunLength(), **settings)
+    keep_weighing(made, simulated=simulate)
+    return made
+
+
+def weigh_unkept(program: Program | RunConfig | str | Path, on: str | Fleet, **settings: Any) -> Weighing:
+    """Weigh as `weigh` does, for a verb that keeps a record of its own or none."""
+    asked = Settings(**settings)
+    made = program_of(program).weigh(asked.run.priced(fleet_of(on)), asked)
+    return asked.run.operated(made)

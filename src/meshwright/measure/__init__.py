@@ -13,6 +13,7 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._array_storages import ArrayFootprint as ArrayFootprint
     from ._array_storages import Storage as Storage
+    from ._chrome_events import ChromeEvent as ChromeEvent
     from ._chrome_events import ChromeTrace as ChromeTrace
     from ._device_memory import Live as Live
     from ._device_memory import LiveArray as LiveArray

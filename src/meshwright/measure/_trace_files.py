@@ -38,9 +38,9 @@ MESSAGE_NAMES = {  # behind the first "nccl"
     "all-to-all": r"alltoall|sendrecv",
 }
 KERNEL_NAMES = {
-    "attention": r"flash|fmha|attention|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
+    "attention": r"flash|fmha|attention|attn_[fb]wd|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
     "convolution": r"conv(?!ert)|wgrad2d|dgrad2d|winograd",
-    "matmul": r"gemm|cutlass|nvjet|cublas|splitk|s16816|s1688|xmma",
+    "matmul": r"gemm|cutlass|nvjet|cublas|splitk|s16816|s1688|xmma|cijk_|matmul|^bmm_",
     "memory-bound": r"memcpy|memset",
 }
 

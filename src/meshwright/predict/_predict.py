@@ -40,7 +40,7 @@ from ._walk import AS_IT_IS, LAUNCH, Prices, Schedule, Variation, Walked, trace_
 MOST_NAMED = 2
 FP8 = "fp8"
 FMHA = "__cudnn$fmha"  # the beginning of the names of cuDNN's attention calls
-EAGER = "eager"  # the width of steps that PyTorch launches kernel by kernel
+EXPERTS = "experts"  # the width of steps that send tokens to experts
 LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
 LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
 MOST_ORDERS = 24  # all orders of four axes; more take longer than the compilation
@@ -54,7 +54,7 @@ def interval_of(
     cautions: Iterable[str] = (),
     peer_seconds: float | None = None,
     *,
-    is_eager: bool = False,
+    also: tuple[str, ...] = (),
     is_of_others: bool = False,
     no_lower_end: str = "",
 ) -> tuple[Interval, str, tuple[str, ...]]:
@@ -69,15 +69,13 @@ def interval_of(
         cautions: doubts about `calibration`, which are added to the reasons.
         peer_seconds: the step with peer-to-peer transfers, where collectives pass the host's memory. It
             lowers the lower end.
-        is_eager: whether PyTorch launched the kernels one by one.
+        also: the names of further widths: "eager" where PyTorch launched the kernels one by one, "experts".
         is_of_others: whether the program is no transformer of ours, whose like the runs on TPUs trained.
         no_lower_end: why the step may take any less; "" if its lower end holds.
     """
     formats = _unpublished_formats(machine, walked)
     names = _widths(machine, walked, calibration, is_of_others=is_of_others)
-    if is_eager:
-        names = (*names, EAGER)
-    applied = [widths()[name] for name in names]
+    applied = [widths()[name] for name in (*names, *also)]
     if calibration is None or machine.basis == "calibration":
         reasons = [width.reason for width in applied if width.reason]
     else:
@@ -311,6 +309,7 @@ def predict(
         calibration=calibration,
         cautions=(*cautions, *_wide_heads(machine, executions), *_several_slices(fleet)),
         peer_seconds=peer_seconds,
+        also=(EXPERTS,) if compiled.routing is not None else (),
         is_of_others=compiled.sequence_length is None,  # a configuration of sequences has a length
     )
     helps = what_helps(
@@ -350,7 +349,7 @@ def prediction_of(
     calibration: Calibration | None = None,
     cautions: Iterable[str] = (),
     peer_seconds: float | None = None,
-    is_eager: bool = False,
+    also: tuple[str, ...] = (),
     is_of_others: bool = False,
     no_lower_end: str = "",
 ) -> Prediction:
@@ -359,9 +358,7 @@ def prediction_of(
     Args:
         ledger: the FLOPs of the fleet, and what is unpriced beside what the walk found.
         calibration, cautions, peer_seconds: as for `interval_of`.
-        is_eager: kernels were launched one by one by PyTorch, whose interval is that of such steps.
-        is_of_others: as for `interval_of`.
-        no_lower_end: as for `interval_of`.
+        also, is_of_others, no_lower_end: as for `interval_of`.
     """
     seconds = walked.seconds
     assert seconds > 0, "a step takes time"
@@ -383,7 +380,7 @@ def prediction_of(
         unpriced,
         cautions,
         peer_seconds,
-        is_eager=is_eager,
+        also=also,
         is_of_others=is_of_others,
         no_lower_end=no_lower_end,
     )

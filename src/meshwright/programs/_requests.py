@@ -16,7 +16,11 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from meshwright.ledger import allowance
 
-BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults", "autotune_results"}  # not read by the step's builder
+# What the step's builder does not read: the step of another load of the experts is the same program.
+BESIDE_THE_STEP: Any = {
+    **dict.fromkeys(("evaluation", "checkpoint", "faults", "autotune_results"), True),
+    "model": {"expert_load"},
+}
 # By platform: the extra that installs its compiler, and its packages.
 COMPILER_PACKAGES = {"cuda": ("nvidia", "jax-cuda13-pjrt", "jax-cuda13-plugin"), "tpu": ("tpu", "libtpu")}
 

@@ -442,7 +442,7 @@ def values_plot(sweep: Sweep, key: str) -> Plot:
         if is_numeric and min(known) > 0 and max(known) >= WIDE_RANGE * min(known):
             axes.set_xscale("log")
             axes.minorticks_off()
-        axes.set_xticks(list(places.values()), list(places))
+        axes.set_xticks(list(places.values()), [_tick(text) for text in places])
         axes.margins(x=0.06)
         axes.set_xlabel(key)
         axes.set_ylabel("held-out loss, nats")
@@ -454,6 +454,13 @@ def values_plot(sweep: Sweep, key: str) -> Plot:
     if crosses:
         shapes.append(("\u00d7", "not finished"))
     return Plot(label=f"held-out loss by {key}", height=3.0, draw=draw, shapes=tuple(shapes))
+
+
+LONGEST_TICK = 24  # signs below an axis: longer words cover their neighbours, and take minutes to lay out
+
+
+def _tick(text: str) -> str:
+    return text if len(text) <= LONGEST_TICK else f"{text[: LONGEST_TICK - 4]} ..."
 
 
 def sweep_curves_plot(sweep: Sweep, curves: Sequence[tuple[SweepRun, Series]]) -> Plot:

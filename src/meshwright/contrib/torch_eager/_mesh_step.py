@@ -234,7 +234,7 @@ def _with_time(account: EagerAccount, first: EagerStep, num_devices: int, why_no
         account.ledger,
         num_devices=num_devices,
         tokens_per_step=None,
-        is_eager=True,
+        also=("eager",),
         no_lower_end=NO_LOWER_END if WHOLE in first.notes else "",
     )
     busy = busy_of(walked.events, walked.seconds, NUM_SPANS)

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +195,7 @@ def lock_folder(folder: Path, what: str) -> IO[str]:
     """
     lock = os.fdopen(open_own(folder / LOCK, os.O_RDWR | os.O_APPEND), "a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
@@ -210,6 +211,21 @@ def lock_folder(folder: Path, what: str) -> IO[str]:
         lock.close()
         raise
     return lock
+
+
+def _take(lock: IO[str]) -> None:
+    """Lock a file; one who only asks whether it is locked holds it for an instant, so it is tried again.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    for pause in (0.001, 0.01, 0.05, None):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if pause is None:
+                raise
+            time.sleep(pause)
 
 
 def open_own(path: Path, flags: int) -> int:

@@ -1,0 +1,20 @@
+"""List, find and compare what was run and weighed: `meshwright runs` and `meshwright compare`.
+
+`found_runs()` returns all known runs with their states, `run_record(folder)` the one of a folder; a
+`RunRecord` reads the curves, notices, phases, samples and checkpoints of its folder.
+Imports: all of the core. Used by: users.
+"""
+
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_imports import names_on_first_use
+
+if TYPE_CHECKING:
+    from ._found_runs import FoundRuns as FoundRuns
+    from ._found_runs import found_runs as found_runs
+    from ._run_curves import Curve as Curve
+    from ._run_curves import RunCurves as RunCurves
+    from ._run_record import RunRecord as RunRecord
+    from ._run_record import run_record as run_record
+
+__getattr__, __dir__ = names_on_first_use(__name__)

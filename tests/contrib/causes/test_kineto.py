@@ -1,0 +1,217 @@
+"""What traces of torch.profiler record, read from small files in its format."""
+
+import json
+
+import pytest
+
+from meshwright import InputError
+from meshwright.contrib.causes import kineto_trace
+from tests.contrib.causes.kineto import BACKWARD, Kineto
+
+GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_nn"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+
+
+def gpu_step():
+    """A step whose forward pass, backward pass and update launch one kernel each, and one message."""
+    t = Kineto(rank=0, world=2).step(3, 0, 1000)
+    t.python("/home/me/train.py(12): main", -10, 2000).python("nn.Module: Net_0", 10, 200)
+    t.python("models/net.py(40): forward", 12, 190).python("nn.Module: Linear_1", 20, 150)
+    t.op("aten::linear", 30, 100).op("aten::addmm", 40, 80, sequence=7, dims=[[8], [4, 16], [16, 8]],
+                                     types=["c10::BFloat16"] * 3)  # fmt: skip
+    t.launch(GEMM, 60, 100, 200)
+    t.op("autograd::engine::evaluate_function: AddmmBackward0", 300, 90, BACKWARD, sequence=7, forward=1)
+    t.op("aten::mm", 310, 60, BACKWARD, dims=[[8, 4], [4, 16]]).launch(
+        "sm90_xmma_gemm_tf32", 320, 330, 100, BACKWARD
+    )
+    t.put("user_annotation", "nccl:all_reduce", 395, 20, BACKWARD)
+    t.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 400, 440, 150, BACKWARD, stream=20, **{
+        "Collective name": "allreduce", "In msg nelems": 100, "Out msg nelems": 100, "dtype": "BFloat16",
+        "Process Group Ranks": "[0, 1]"})  # fmt: skip
+    t.put("user_annotation", "Optimizer.step#AdamW.step", 600, 200)
+    t.op("aten::_foreach_add_", 610, 50).launch(
+        "void at::native::multi_tensor_apply_kernel<...>(x)", 620, 650, 30
+    )
+    t.launch("Memcpy HtoD (Pageable -> Device)", 900, 905, 40, cat="gpu_memcpy", bytes=4096)
+    return t
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_kernels_have_class_phase_module_line_and_format(name, tmp_path):
+    recorded = kineto_trace([gpu_step().write(tmp_path / name)])
+    assert recorded.devices == ("0/0",)
+    assert recorded.num_ranks == 1
+    found = [(w.kind, w.phase, w.scope, w.source, w.format_name) for w in recorded.work]
+    assert found == [
+        ("matmul", "forward", "Net_0/Linear_1", "net.py:40", "bf16"),
+        ("matmul", "backward", "Net_0/Linear_1", "net.py:40", "tf32"),
+        ("all-reduce", None, None, None, "bf16"),
+        ("memory-bound", "optimizer", None, "train.py:12", "fp32"),
+        ("copy-to-device", None, None, "train.py:12", None),
+    ]
+    product, _, message, _, copy = recorded.work
+    assert (product.flops, product.shape) == (2 * 4 * 16 * 8, "[[8], [4, 16], [16, 8]]")
+    assert (message.num_bytes, message.group, message.stream) == (200, "[0, 1]", "20")
+    assert copy.num_bytes == 4096
+    assert "1 of the 2 ranks of the run are given" in recorded.notes
+
+
+def test_a_step_ends_when_the_device_has_done_what_was_launched(tmp_path):
+    """The host runs ahead: each step takes it 100 us, and the device 400."""
+    t = Kineto()
+    for number in range(3):
+        t.step(number, 100 * number, 100).op("aten::mm", 100 * number + 5, 20)
+        t.launch(GEMM, 100 * number + 10, max(20, 400 * number + 20), 400)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    assert [round(step.seconds * 1e6) for step in recorded.steps] == [420, 400, 400]
+
+
+def test_what_checkpointing_runs_again_is_known_by_its_sequence_numbers(tmp_path):
+    t = Kineto().step(0, 0, 1000)
+    t.op("aten::mm", 10, 20, sequence=1).launch(GEMM, 12, 15, 10)
+    engine = "autograd::engine::evaluate_function: "
+    t.op(engine + "MmBackward0", 100, 300, BACKWARD, sequence=1, forward=1)
+    t.op("aten::linear", 110, 30, BACKWARD, sequence=2).op("aten::mm", 112, 20, BACKWARD, sequence=2)
+    t.launch(GEMM, 115, 120, 10, BACKWARD)
+    t.op("MmBackward0", 200, 50, BACKWARD, sequence=1, forward=1).op("aten::mm", 210, 20, BACKWARD)
+    t.launch(GEMM, 212, 220, 10, BACKWARD)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    assert [(w.phase, w.recomputed) for w in recorded.work] == [
+        ("forward", False), ("backward", True), ("backward", False),
+    ]  # fmt: skip
+
+
+def test_without_a_gpu_operations_are_the_work_less_those_inside_of_them(tmp_path):
+    t = Kineto().step(0, 0, 1000).op("aten::linear", 0, 100, sequence=1).op("aten::addmm", 10, 80, sequence=1)
+    t.op("aten::expand", 12, 5).op("aten::copy_", 20, 10).op("aten::view", 200, 50)
+    t.put(
+        "user_annotation", "gloo:all_reduce", 300, 100, 12, **{"Input Dims": [[250]], "Input type": ["float"]}
+    )
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    spent = {}
+    for work in recorded.work:
+        spent[work.name] = spent.get(work.name, 0) + round(work.seconds * 1e6)
+    assert spent == {"aten::linear": 20, "aten::addmm": 70, "aten::copy_": 10, "gloo:all_reduce": 100}
+    assert recorded.devices == ("0/cpu",)
+    assert next(w.num_bytes for w in recorded.work if w.kind == "all-reduce") == 1000
+
+
+def test_a_pause_of_the_host_is_named_by_the_function_that_fills_it(tmp_path):
+    t = Kineto().step(0, 0, 50_000).python("/home/me/train.py(9): main", 0, 50_000)
+    t.op("aten::mm", 10, 1000).python("/home/me/text.py(3): tokenize", 2000, 20_000)
+    for place in range(18):
+        t.python("<built-in method split of str object at 0x7f>", 2100 + 1000 * place, 900)
+    t.op("aten::mm", 22_100, 1000)
+    t.python("torch/utils/data/dataloader.py(720): __next__", 30_000, 9000).op("aten::stack", 30_100, 100)
+    for place in range(100):
+        t.op("aten::item", 40_000 + 50 * place, 5)
+    t.op("aten::mm", 46_000, 2000)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    found = {(h.kind, h.name, h.source) for h in recorded.host}
+    assert ("python", "/home/me/text.py(3): tokenize", "text.py:3") in found
+    assert ("data", "torch/utils/data/dataloader.py(720): __next__", "train.py:9") in found
+    assert any(kind == "wait" and name == "aten::item" for kind, name, _ in found)
+    assert "aten::stack" not in {w.name for w in recorded.work}
+
+
+def test_a_wait_lasts_until_the_device_works_again(tmp_path):
+    t = Kineto().step(0, 0, 3000).python("/home/me/train.py(9): main", 0, 3000)
+    t.op("aten::mm", 10, 20).launch(GEMM, 12, 20, 500)
+    t.op("aten::item", 100, 450).put("cuda_runtime", "cudaStreamSynchronize", 110, 420, correlation=99)
+    t.op("aten::mm", 600, 20).launch(GEMM, 610, 700, 100)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    (wait,) = (span for span in recorded.host if span.kind == "wait")
+    assert (wait.name, wait.source) == ("aten::item", "train.py:9")
+    assert [round(t * 1e6) for t in (wait.begin_seconds, wait.end_seconds)] == [110, 700]
+
+
+def test_traces_of_pytorch_1_8_are_read(tmp_path):
+    """Other names of kinds, annotations among operations, and stacks in the operations' arguments."""
+    stack = "/opt/python3.7/site-packages/torch/nn/functional.py(9): linear;/home/me/train.py(54): main"
+    t = Kineto().put("Operator", "ProfilerStep*3", 0, 900, "7")
+    t.put("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 300, "7")
+    t.put("Operator", "aten::addmm", 400, 100, "7", **{"Call stack": stack, "External id": 5})
+    t.put("Runtime", "cudaLaunchKernel", 420, 5, "7", correlation=1, **{"external id": 5})
+    t.put("Kernel", "volta_sgemm_128x64_nn", 430, 100, "stream 7", device=0, stream=7, correlation=1)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    (work,) = recorded.work
+    assert (work.kind, work.source) == ("matmul", "train.py:54")
+    assert "data" in {span.kind for span in recorded.host}
+    assert recorded.steps[0].name == "ProfilerStep*3"
+
+
+def two_ranks(tmp_path, ranks, **about):
+    for place, rank in enumerate(ranks):
+        t = Kineto(rank=rank, **about).step(0, 0, 100).op("aten::mm", 10, 50)
+        yield t.write(tmp_path / f"{place}.json")
+
+
+def test_ranks_are_those_that_the_files_say_else_their_order(tmp_path):
+    said = kineto_trace(list(two_ranks(tmp_path, (5, 2), host_name="a", baseTimeNanoseconds=7)))
+    assert [step.rank for step in said.steps] == [2, 5]
+    assert said.one_clock
+    unsaid = kineto_trace(list(two_ranks(tmp_path, (None, 0, None))))
+    assert [step.rank for step in unsaid.steps] == [0, 1, 2]
+    assert not unsaid.one_clock
+    with pytest.raises(InputError, match=r"0\.json and .*1\.json are both of rank 3"):
+        kineto_trace(list(two_ranks(tmp_path, (3, 3))))
+
+
+REFUSED = {
+    "no events": ([], "holds no operation and no kernel"),
+    "another device": ([("mtia_ccp_events", "k", 0, 5), ("cpu_op", "aten::mm", 0, 5)], "mtia_ccp_events"),
+    "no kernels": (
+        [("cpu_op", "aten::mm", 0, 5), ("cuda_runtime", "cudaLaunchKernel", 1, 2)],
+        "1 launches of kernels and no kernel",
+    ),
+    "an age": ([("cpu_op", "aten::mm", 0, 5), ("cpu_op", "aten::mm", 10**30, 5)], "s apart, which cannot be"),
+    "negative": ([("cpu_op", "aten::mm", 0, -5)], "which cannot be"),
+    "words": ([("cpu_op", "aten::mm", "soon", 5)], "ts = 'soon' is no number of microseconds"),
+    "two clocks": (
+        [("user_annotation", "ProfilerStep#1", 0, 9), ("kernel", "gemm", -(10**9), 5)],
+        "none of its 1 kernels lies within its steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(REFUSED))
+def test_what_cannot_be_is_refused_in_words(what, tmp_path):
+    events, words = REFUSED[what]
+    t = Kineto()
+    for event in events:
+        t.put(*event)
+    with pytest.raises(InputError) as refused:
+        kineto_trace([t.write(tmp_path / "t.json")])
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+STRANGE = (None, "x" * 100, -1, 10**200, 1.5, [], {}, [[[[]]]], True, [10**20, "a"])
+KEYS = """Sequence number, Fwd thread id, External id, Input Dims, Input type, correlation, stream, bytes,
+In msg nelems, dtype, Call stack, Process Group Ranks, Collective name"""
+
+
+def strange(tmp_path, key, value):
+    t = gpu_step()
+    for event in t.events:
+        event["args"][key] = value
+    return kineto_trace([t.write(tmp_path / "t.json")])
+
+
+@pytest.mark.parametrize("key", KEYS.replace("\n", " ").split(", "))
+@pytest.mark.parametrize("value", STRANGE)
+def test_strange_arguments_are_left_out(key, value, tmp_path):
+    recorded = strange(tmp_path, key, value)
+    assert len(recorded.work) == 5
+    json.dumps([work.group or work.shape for work in recorded.work])
+
+
+def test_a_device_that_is_no_device_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"its device \(or pid\) is \[\]"):
+        strange(tmp_path, "device", [])
+
+
+def test_events_of_a_kind_that_is_not_read_are_counted(tmp_path):
+    t = Kineto().step(0, 0, 100).op("aten::mm", 1, 5).put("new_kind", "x", 1, 2).put("new_kind", "y", 3, 2)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    assert recorded.unread == {"events of the kind 'new_kind', which is not read": 2}
