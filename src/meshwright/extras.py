@@ -25,6 +25,9 @@ PURPOSES = {
     "parquet": "read Parquet files",
     "check": "write figures into a file of budgets",
     "jobs": "read and write job files of Kubernetes and SkyPilot",
+    "wandb": "report runs to Weights & Biases",
+    "mlflow": "report runs to MLflow",
+    "trackio": "report runs to Trackio",
     "prices": "refresh list prices",
     "programs": "run examples/programs",
 }
