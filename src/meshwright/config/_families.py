@@ -91,6 +91,8 @@ class Family:
     alternating: tuple[str, ...] = ()
     inputs_first: tuple[str, ...] = ()
     shaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    further: Mapping[str, str] = field(default_factory=dict[str, str])
+    modules: Mapping[str, str] = field(default_factory=dict[str, str])
     also: Mapping[str, str] = field(default_factory=dict[str, str])
     inner: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     scales_from_one: bool = False
