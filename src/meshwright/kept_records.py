@@ -208,6 +208,11 @@ class KeptRun:
             path.replace(path.with_name(f"{RUN_FILE}.damaged"))
         return run_at(path.parent)
 
+    @property
+    def number(self) -> str:
+        """The same in all sessions of the run; the folder's name where its run.json is not ours to write."""
+        return str(self._fields.get("id") or self._held.path.name)
+
     def weighed(self, weighing: Weighing) -> None:
         """Add what was predicted."""
         figures = weighing_figures(weighing)
