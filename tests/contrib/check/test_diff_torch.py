@@ -45,6 +45,27 @@ class Block(nn.Module):
         )
 
 
+class Harmless(Block):
+    """The same in other words: other order, names and a helper, a comment, dead code, a logged value."""
+
+    def forward(self, rows):
+        # A comment.
+        self.logged = rows.detach()
+        return self.summed(rows)
+
+    def _up(self, values):
+        return self.up(values)
+
+    def hidden(self, values):
+        unused = values.shape
+        assert unused
+        return torch.tanh(self._up(values))
+
+    def summed(self, rows):
+        inside = self.hidden(rows)
+        return rows + (lambda h: self.down(h))(inside)
+
+
 @cache
 def weighed(kind):
     from torch.distributed.fsdp import fully_shard
@@ -58,7 +79,8 @@ def weighed(kind):
             fully_shard(module, mesh=mesh)
         return module
 
-    module = nn.Sequential(Block(kind), Block(kind)).bfloat16()
+    block = Harmless if kind == "harmless" else Block
+    module = nn.Sequential(block(kind), block(kind)).bfloat16()
     x = torch.zeros(8, ROWS // 8, WIDTH, dtype=torch.bfloat16)
     step = mw.torch_step(
         module,
@@ -106,6 +128,11 @@ def test_a_second_sum_over_the_ranks_is_named_by_its_line():
     gradients = 2 * ROWS * HIDDEN * 2  # of both blocks, in bf16
     assert sent[place] == 2 * gradients * 7 / 8  # a ring sends an array twice but for its own part
     assert sum(sent.values()) == sent[place]
+
+
+def test_seven_harmless_changes_are_silent():
+    made = mw.diff(weighed("plain"), weighed("harmless"))
+    assert made.is_nothing, made.sentences
 
 
 def test_every_line_and_message_of_a_step_sums_to_its_totals():
