@@ -131,7 +131,7 @@ def train(
         run, mesh = resolved(run, fleet := fleet_of(on))
         devices = devices_of(fleet, mesh)
         dataset = opened_data(peers, run, on_event)
-        _say_of_data(notes, on_event)
+        _say_of_data(notes, first, on_event)
         check_resumed_state(path, run, mesh, devices)
         log.begin()
         num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
@@ -275,11 +275,13 @@ def _documents(run: RunConfig, weighing: Weighing, first: FirstParameters | None
     }
 
 
-def _say_of_data(notes: Sequence[str], on_event: Callable[[Event], None]) -> None:
-    """Report what was decided about a run's data."""
+def _say_of_data(
+    notes: Sequence[str], first: FirstParameters | None, on_event: Callable[[Event], None]
+) -> None:
+    """Report what was decided about a run's data, and which of the weights it begins with it leaves out."""
     from meshwright.trainer.loop import Noticed
 
-    for words in notes:
+    for words in (*notes, *(() if first is None else first.notes)):
         on_event(Noticed(step=0, kind="data", message=words, hint=""))
 
 

@@ -202,8 +202,11 @@ class StepFlops:
 class FirstParameters(Protocol):
     """Parameters to begin a run with, in place of random ones.
 
-    `documents`: files of the run's folder, by name, that say where they come from.
+    `documents`: files of the run's folder, by name, that say where they come from. `notes`: what is left out
+    of what was found there.
     """
+
+    notes: tuple[str, ...]
 
     @property
     def documents(self) -> dict[str, str]:
