@@ -20,7 +20,7 @@ from meshwright.compiler import TEXTS, fingerprint_of, read_text
 from meshwright.errors import CompileError
 from meshwright.hardware import Fleet, topology_arguments
 from meshwright.sharding import mesh_of
-from meshwright.worker._kernels_alone import TARGET, KernelsAlone
+from meshwright.worker._kernels_alone import KernelsAlone
 from meshwright.worker._optimised import may_fail_late
 from meshwright.worker._reports import are_written, bytes_in, program_in, texts_in
 
@@ -122,9 +122,9 @@ def test_products_on_a_cpu_are_not_waited_for():
 
 def test_a_kernel_that_compiles_alone_is_not_waited_for():
     line = '  ROOT %a = f32[2]{0} custom-call(%b), custom_call_target="__gpu$xla.gpu.triton"'
-    assert not may_fail_late(line, "cuda", (TARGET,))
-    other = line.replace("ROOT %a", "%c").replace(TARGET, "somebodys_kernel")
-    assert may_fail_late(f"{other}\n{line}", "cuda", (TARGET,))
+    assert not may_fail_late(line, "cuda", (KernelsAlone.target,))
+    other = line.replace("ROOT %a", "%c").replace(KernelsAlone.target, "somebodys_kernel")
+    assert may_fail_late(f"{other}\n{line}", "cuda", (KernelsAlone.target,))
 
 
 def product_of(size):

@@ -15,9 +15,6 @@ from typing import Any
 from ._assembler import put_assembler
 from ._traced_kernels import PALLAS
 
-TARGET = "__gpu$xla.gpu.triton"
-"""What XLA calls for a Pallas kernel that Triton compiles."""
-
 
 class KernelsAlone:
     """The Pallas kernels of a traced program, which begin to compile at once in a thread of their own.
@@ -28,6 +25,9 @@ class KernelsAlone:
         options: of the compiler, for the program.
         toolkit: a folder to make, for the stand-in of the assembler: that of the program may be held up.
     """
+
+    target = "__gpu$xla.gpu.triton"
+    """What XLA calls for a Pallas kernel that Triton compiles."""
 
     def __init__(self, program: Any, device: Any, options: Mapping[str, Any], toolkit: Path) -> None:
         self._calls = {_key(call): call for call in _calls_in(program, set())}

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.compiler import (
     JAX_CACHE_FOLDER,
@@ -60,9 +60,11 @@ from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
 
 from ._assembler import Gate, put_assembler
-from ._kernels_alone import TARGET, KernelsAlone
 from ._optimised import is_steady, may_fail_late, optimised
 from ._reports import OutOfMemory, are_written, bytes_in, could_not_compile, program_in, texts_in
+
+if TYPE_CHECKING:
+    from ._kernels_alone import KernelsAlone
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 TOOLKIT = "cuda"  # in a worker's folder
@@ -392,9 +394,15 @@ def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractCo
 def _kernels_alone(
     request: Request, work: Path, program: Any, device: Any, options: Mapping[str, OptionValue]
 ) -> KernelsAlone | None:
-    """Return the Pallas kernels of our own step, which then compile alone; None for other programs."""
-    if request.platform != "cuda" or request.function is not None or user_flags():
+    """Return the Pallas kernels of our own step, which then compile alone; None for programs without ours.
+
+    Experts alone have kernels of ours: other weighings do not load the module.
+    """
+    model = (request.config or {}).get("model", {})
+    if request.platform != "cuda" or not model.get("num_experts") or user_flags():
         return None
+    from ._kernels_alone import KernelsAlone
+
     return KernelsAlone(program, device, options, work / f"{TOOLKIT}-of-kernels")
 
 
@@ -430,7 +438,7 @@ def _optimise(
     def may_fail() -> bool:
         text = program_in(dump)
         may = may_fail_late(text, request.platform)
-        if may and alone is not None and not may_fail_late(text, request.platform, (TARGET,)):
+        if may and alone is not None and not may_fail_late(text, request.platform, (alone.target,)):
             may = not alone.compiled()
         if may and gate is not None:
             gate.open()
