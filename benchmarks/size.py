@@ -137,12 +137,13 @@ def _imports_private_modules(path: Path) -> bool:
 
 
 def parameters_by_verb() -> dict[str, int]:
-    """Return the number of parameters of each function of `api` that the package exports."""
+    """Return the number of parameters of each verb that the package exports."""
     found: dict[str, int] = {}
     for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("api."):
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        if not isinstance(node, ast.ImportFrom) or not module.startswith(("api.", "contrib.causes._verb")):
             continue
-        body = ast.parse((PACKAGE / f"{node.module}.py".replace(".", "/", 1)).read_text()).body
+        body = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text()).body
         names = {alias.name for alias in node.names}
         for function in body:
             if isinstance(function, ast.FunctionDef) and function.name in names:

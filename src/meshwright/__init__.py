@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .api._largest import largest as largest
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
-    from .api._reconcile import reconcile as reconcile
     from .api._sweep import sweep as sweep
     from .api._train import Session as Session
     from .api._train import train as train
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from .compiler import KernelFlops as KernelFlops
     from .compiler import register_kernel as register_kernel
     from .config import RunConfig as RunConfig
+    from .contrib.causes import Gap as Gap
+    from .contrib.causes._verb import reconcile as reconcile
     from .contrib.check import Check as Check
     from .contrib.check import Difference as Difference
     from .contrib.check import check as check

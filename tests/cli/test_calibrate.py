@@ -81,7 +81,7 @@ def test_a_run_is_reconciled_and_the_history_is_printed_and_drawn(meshwright, tm
         ((), "no run is named"),
         (("nowhere",), "nowhere/reconciliation.json cannot be read"),
         (("run", "--history"), "--history shows all runs"),
-        (("run", "--html", "h.html"), "--html draws the history"),
+        (("run", "--html", "h.html"), "--html draws a gap or the history"),
     ],
 )
 def test_what_reconcile_cannot_use_is_refused_in_words(meshwright, arguments, words):

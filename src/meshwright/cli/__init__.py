@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from ._console import JsonFlag as JsonFlag
     from ._console import answer as answer
     from ._console import phases as phases
+    from ._console import print_json as print_json
+    from ._console import say_readings as say_readings
+    from ._console import show as show
+    from ._weigh_command import LayoutOption as LayoutOption
+    from ._weigh_command import SetOption as SetOption
 
 __getattr__, __dir__ = names_on_first_use(__name__)
 

@@ -46,7 +46,10 @@ PANELS = {
             "_calibrate_command",
             "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
         ),
-        "reconcile": ("_calibrate_command", "reconcile runs/bytes-10m"),
+        "reconcile": (
+            "meshwright.contrib.causes._commands",
+            "reconcile llama3-8b --on 64xH100 --layout fsdp=64 --trace profile/",
+        ),
     },
     GUARD: {
         "check": ("meshwright.contrib.check._commands", "check --against main"),

@@ -1,9 +1,8 @@
-"""Define `meshwright calibrate` and `meshwright reconcile`, which learn from what was measured."""
+"""Define `meshwright calibrate`, which learns from what was measured."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from meshwright.errors import InputError
 
-from ._console import JsonFlag, answer, complete_config, phases, print_json, say_readings, show
+from ._console import JsonFlag, answer, complete_config, phases, print_json, say_readings
 from ._weigh_command import LayoutOption, LoraOption, SetOption, with_lora
 
 if TYPE_CHECKING:
@@ -107,56 +106,3 @@ def _forget(config: str | None, on: str | None, as_json: bool) -> None:
         steps = "1 measured step" if number == 1 else f"{number} measured steps"
         words = "a file that could not be read" if number is None else steps
         print(f"removed {words}: predictions for the chip of {on} use no factors")
-
-
-def reconcile(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUN", help="Folders of runs.", show_default=False),
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="Show the history of errors of all runs.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="With --history: draw it as a page.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Print predicted beside measured for the run of any folder, and keep the history of errors."""
-    if history:
-        if runs:
-            raise InputError("--history shows all runs", hint="leave the folders out")
-        _history(html, as_json)
-        return
-    if not runs:
-        raise InputError("no run is named", hint="name its folder, or --history for all runs so far")
-    if html is not None:
-        raise InputError(
-            "--html draws the history", hint="add --history; a run's own page is its report.html"
-        )
-    from meshwright.api import history_path, reconciled
-
-    found = {}
-    for folder in runs:
-        with phases(f"reconciling {folder}") as on_phase:
-            found[str(folder)] = reconciled(folder, lambda event: on_phase(event.name))[0]
-    if as_json:
-        print_json([{"run": run, **json.loads(each.to_json())} for run, each in found.items()])
-        return
-    from meshwright.report import renderable
-
-    for run, each in found.items():
-        print(run)
-        show(renderable(each))
-    print(f"History of errors: {history_path()}")
-
-
-def _history(html: Path | None, as_json: bool) -> None:
-    from meshwright.api import history
-    from meshwright.report import page_of, renderable
-    from meshwright.results import write_result
-
-    kept = history()
-    if html is not None:
-        write_result(html, page_of(kept))
-    answer(as_json, kept.to_dict(), lambda: renderable(kept))

@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._traffic import traffic_of as traffic_of
     from ._work_rules import CustomCall as CustomCall
     from ._work_rules import MultiplyAdds as MultiplyAdds
+    from ._work_rules import calls_the_host as calls_the_host
+    from ._work_rules import elementwise_of as elementwise_of
     from ._work_rules import is_ragged_call as is_ragged_call
     from ._work_rules import left_dimensions as left_dimensions
     from ._work_rules import register_call as register_call

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
+    from ._cause import Cause as Cause
+    from ._cause import Gap as Gap
+    from ._gap import gap_of as gap_of
     from ._kineto_trace import kineto_trace as kineto_trace
     from ._recorded import HostSpan as HostSpan
     from ._recorded import Recorded as Recorded
     from ._recorded import RecordedStep as RecordedStep
     from ._recorded import Work as Work
+    from ._verb import reconcile as reconcile
 
 __getattr__, __dir__ = names_on_first_use(__name__)

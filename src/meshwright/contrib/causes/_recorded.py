@@ -7,8 +7,8 @@ true. What a format does not say is None or absent: a reader never fills it in. 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from meshwright.hardware import COLLECTIVE_KINDS
@@ -21,6 +21,7 @@ COPY_KINDS = ("copy-to-host", "copy-to-device", "copy")
 """Copies over the bus, and within a device or between devices (`copy`)."""
 UNKNOWN = "unknown"
 """Work whose name tells no class; it counts as work, never as a gap."""
+LEAST_BUSY = 0.1  # of the devices' time, that the program of the step takes
 WORK_KINDS = (*COMPUTE_KINDS, *MESSAGE_KINDS, *COPY_KINDS, "callback", UNKNOWN)
 """What a device does. `callback`: it waits for a function of the host inside of its program."""
 
@@ -170,3 +171,27 @@ class Recorded:
     def steps_of(self, rank: int) -> tuple[RecordedStep, ...]:
         """Return the steps of one rank."""
         return tuple(step for step in self.steps if step.rank == rank)
+
+
+def stem(program: str) -> str:
+    """Return the name of a program without the number by which the trace tells its compilations apart.
+
+    >>> stem("jit_step(4)")
+    'jit_step'
+    """
+    return program.partition("(")[0]
+
+
+def main_program(works: Iterable[Work]) -> str:
+    """Return the `stem` of the program that is the step: of the busy ones, the one of most instructions.
+
+    A loop of small programs may keep the devices busier than the step does. "" where no work names a run.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    instructions: defaultdict[str, set[str]] = defaultdict(set)
+    for work in works:
+        if work.run and work.program:
+            seconds[stem(work.program)] += work.seconds
+            instructions[stem(work.program)].add(work.instruction or work.name)
+    busy = [name for name, each in seconds.items() if each >= LEAST_BUSY * sum(seconds.values())]
+    return max(busy, key=lambda name: (len(instructions[name]), seconds[name]), default="")

@@ -1,0 +1,157 @@
+"""Turn a gap into a report: the answer in one sentence, its causes with their cures, and the classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwright.report import (
+    CURVES,
+    Bars,
+    Document,
+    Plot,
+    ReportTable,
+    TableRow,
+    Words,
+    colours_of,
+    parts_of,
+    section,
+)
+from meshwright.units import format_seconds
+
+from ._cause import Cause, Gap
+
+MOST_CAUSES = 6  # of a screen
+
+
+def gap_document(gap: Gap) -> Document:
+    """Return the answer, the causes, and the classes of work, on one screen."""
+    return Document(
+        title=f"{gap.program} on {gap.fleet}",
+        sections=(
+            *section("", Words(text=_answer(gap), tone="strong"), *_inside(gap)),
+            *(section("Causes, in seconds of a step", _causes(gap)) if gap.causes else ()),
+            *(section("What would cure them", *map(_cure, gap.causes[:MOST_CAUSES])) if gap.causes else ()),
+            *(
+                section("What it could be", *(Words(text=each) for each in gap.could_be))
+                if gap.could_be
+                else ()
+            ),
+            *(section("By class of work", _classes(gap)) if gap.classes else ()),
+            *(section("", *(Words(text=each, tone="faint") for each in gap.notes)) if gap.notes else ()),
+        ),
+    )
+
+
+def gap_page(gap: Gap) -> Document:
+    """Return the report with the predicted step above the measured one, and each step of the trace."""
+    whole = gap_document(gap)
+    pictures = section("Predicted above measured", *_bars(gap)) if gap.classes and gap.predicted else ()
+    steps = section("Each step of the trace", _steps(gap)) if len(gap.step_seconds) > 1 else ()
+    return replace(whole, sections=(whole.sections[0], *pictures, *steps, *whole.sections[1:]))
+
+
+def _answer(gap: Gap) -> str:
+    """Return the answer in one sentence.
+
+    A step that is faster than predicted has a rest below zero, which is said in other words.
+    """
+    parts = [f"{format_seconds(each.seconds)} {_phrase(each)}" for each in gap.causes[:MOST_CAUSES]]
+    rest = gap.unexplained_seconds
+    if gap.predicted is None:
+        parts.append(f"{format_seconds(rest)} the step itself")
+    elif rest >= 0:
+        parts.append(f"{format_seconds(rest)} unexplained")
+    else:
+        parts.append(f"the rest is {format_seconds(-rest)} faster than predicted")
+    return f"Takes {format_seconds(gap.measured_seconds)}, {gap.should_take}: {', '.join(parts)}."
+
+
+def _phrase(cause: Cause) -> str:
+    name = f" [{cause.name}]" if cause.name else ""
+    where = f" ({cause.where})" if cause.where else ""
+    return f"{cause.words}{name}{where}"
+
+
+def _inside(gap: Gap) -> tuple[Words, ...]:
+    row = gap.rows[0] if gap.rows else None
+    if row is None or row.inside is None or gap.causes:
+        return ()
+    words = "The measured step lies in the predicted interval." if row.inside else ""
+    words = words or "The measured step lies outside of the predicted interval."
+    return (Words(text=words, tone="good" if row.inside else "warning"),)
+
+
+def _causes(gap: Gap) -> ReportTable:
+    rows = [
+        TableRow(
+            cells=(
+                format_seconds(each.seconds),
+                f"{100 * each.seconds / gap.measured_seconds:.0f} %",
+                f"{each.words}{f': {each.name}' if each.name else ''}",
+                each.where,
+                each.evidence,
+            )
+        )
+        for each in gap.causes
+    ]
+    share = f"{100 * gap.unexplained_seconds / gap.measured_seconds:.0f} %"
+    name = "the step itself" if gap.predicted is None else "unexplained"
+    rest = (format_seconds(gap.unexplained_seconds), share, name, "", "")
+    rows.append(TableRow(cells=rest, tone="faint"))
+    if gap.predicted is not None:
+        gap_share = f"{100 * gap.gap_seconds / gap.measured_seconds:.0f} %"
+        rows.append(
+            TableRow(cells=(format_seconds(gap.gap_seconds), gap_share, "the gap", "", ""), tone="strong")
+        )
+    columns = ("time", "of the step", "what", "where", "evidence")
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=("time", "of the step"), unbroken=2)
+
+
+def _cure(cause: Cause) -> Words:
+    saved = "" if cause.saving_seconds is None else f" (saves up to {format_seconds(cause.saving_seconds)})"
+    change = f": {cause.change}" if cause.change else ""
+    return Words(lead=f"{cause.kind}: ", text=f"{cause.cure}{change}{saved}")
+
+
+def _classes(gap: Gap) -> ReportTable:
+    rows = [
+        TableRow(
+            cells=(
+                each.name,
+                "" if each.predicted is None else format_seconds(each.predicted),
+                format_seconds(each.measured),
+            )
+        )
+        for each in gap.classes
+    ]
+    return ReportTable(
+        columns=("class", "predicted", "measured"), rows=tuple(rows), numbers=("predicted", "measured")
+    )
+
+
+def _bars(gap: Gap) -> tuple[Words | Bars, ...]:
+    """Return a bar of the predicted step above one of the measured step, on one scale."""
+    colours = colours_of(each.name for each in gap.classes)
+    expected = 0.0 if gap.predicted is None else gap.predicted.expected
+    longest = max(gap.measured_seconds, expected)
+    parts: list[Words | Bars] = []
+    for name, base in (("predicted", expected), ("measured", gap.measured_seconds)):
+        sizes = {each.name: max(getattr(each, name) or 0.0, 0.0) for each in gap.classes}
+        parts.append(Words(lead=f"{name}: ", text=format_seconds(base)))
+        drawn = parts_of(sizes, colours, format_seconds)
+        parts.append(Bars(label=name, parts=drawn, whole=longest, base=base or longest))
+    return tuple(parts)
+
+
+def _steps(gap: Gap) -> Plot:
+    def draw(axes: Any) -> None:
+        axes.bar(range(1, len(gap.step_seconds) + 1), gap.step_seconds, color=CURVES[0])
+        if gap.predicted is not None:
+            axes.axhline(gap.predicted.expected, color=CURVES[1], linewidth=1.4)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("step of the trace")
+        axes.set_ylabel("seconds")
+
+    lines = ((CURVES[1], "predicted"),) if gap.predicted is not None else ()
+    return Plot(label="seconds of each step", height=2.4, draw=draw, lines=lines)
