@@ -48,7 +48,7 @@ class Item:
     """What a part of a step belongs to.
 
     `kind`: one of `WORK_KINDS`, or `IDLE`. `name`: of the work; of the host's span while the device is idle.
-    `host`: the kind of that span, or `INSIDE`, `OTHERS` or `NOTHING`. `program`, `source`: as of `Work`.
+    `host`: the kind of that span, or `INSIDE`, `OTHERS` or `NOTHING`. The other fields: as of `Work`.
     """
 
     kind: str
@@ -56,6 +56,9 @@ class Item:
     program: str = ""
     source: str | None = None
     host: str = ""
+    phase: str | None = None
+    recomputed: bool = False
+    format_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,15 @@ def timeline_of(recorded: Recorded) -> Timeline:
 
 def item_of(work: Work) -> Item:
     """Return what the seconds of a work belong to."""
-    return Item(kind=work.kind, name=work.instruction or work.name, program=work.program, source=work.source)
+    return Item(
+        kind=work.kind,
+        name=work.instruction or work.name,
+        program=work.program,
+        source=work.source,
+        phase=work.phase,
+        recomputed=work.recomputed,
+        format_name=work.format_name,
+    )
 
 
 def _owners(works: Sequence[Work], spans: Sequence[HostSpan]) -> dict[int, Item]:

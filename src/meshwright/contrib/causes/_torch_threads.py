@@ -2,7 +2,8 @@
 
 The events of a thread nest: functions of Python hold operations, operations hold others, and the innermost
 one launches a kernel. The backward pass runs without Python's stack, often on a thread of its own; the
-sequence number of an operation joins it with the operation of the forward pass that asked for it.
+sequence number of an operation joins it with the operation of the forward pass that asked for it. Each
+operation shows the number that the next node of autograd gets; the last to show it is the one that made it.
 
 What the checkpoint of activations runs again is known by its sequence numbers: only operations that autograd
 records have one, and inside the backward pass nothing is recorded but what runs the forward pass again.
@@ -10,11 +11,13 @@ records have one, and inside the backward pass nothing is recorded but what runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ._recorded import OUTSIDE as NO_PHASE
 from ._torch_names import (
+    BACKWARD,
     ENGINE,
     MODULE,
     OPTIMIZER,
@@ -23,8 +26,6 @@ from ._torch_names import (
     function_kind,
     users_line,
 )
-
-NO_SEQUENCE = 2**64 - 1  # of AccumulateGrad
 
 
 class Span:
@@ -56,9 +57,9 @@ class Call:
 class Around:
     """What surrounds an event, itself included.
 
-    modules: from the outermost, "Block_0". source: the innermost line of the user's. sequence: of the node of
-    autograd whose backward is running. host_kind: data, compile, save or collect, and `host` the name.
-    annotation: the innermost one that is none of PyTorch's own.
+    outermost: the operation that is within no other. modules: from the outermost, "Block_0".
+    source: the innermost line of the user's. sequence: of the node of autograd whose backward is running.
+    host_kind: data, compile, save or collect. annotation: the innermost one that is none of PyTorch's own.
     """
 
     operation: Span | None = None
@@ -67,7 +68,7 @@ class Around:
     is_backward: bool = False
     sequence: int | None = None
     is_recomputed: bool = False
-    is_recorded: bool = False
+    outermost: Span | None = None
     optimizer: str = ""
     host_kind: str | None = None
     annotation: str = ""
@@ -139,20 +140,24 @@ def _around_annotation(span: Span, outer: Around) -> Around:
 
 
 def _around_operation(span: Span, outer: Around) -> Around:
-    sequence, forward_thread, line = span.detail.sequence, span.detail.forward_thread, span.detail.line
-    if span.name.startswith(ENGINE):
+    sequence, line = span.detail.sequence, span.detail.line
+    outermost = outer.outermost or span
+    if span.name.startswith(ENGINE) or (BACKWARD.fullmatch(span.name) and not outer.is_backward):
         return replace(
-            outer, operation=span, is_backward=True, sequence=sequence, is_recomputed=False, is_recorded=False
+            outer,
+            operation=span,
+            outermost=outermost,
+            is_backward=True,
+            sequence=sequence,
+            is_recomputed=False,
         )
-    records = sequence is not None and not forward_thread and sequence != outer.sequence
-    if records and outer.call is not None:
-        outer.call.is_recorded = True
+    again = outer.is_backward and sequence is not None and not span.detail.forward_thread
     return replace(
         outer,
         operation=span,
+        outermost=outermost,
         source=line or outer.source,
-        is_recorded=outer.is_recorded or records,
-        is_recomputed=outer.is_recomputed or (records and outer.is_backward),
+        is_recomputed=outer.is_recomputed or (again and sequence != outer.sequence),
     )
 
 
@@ -162,12 +167,47 @@ class Places:
     def __init__(self, threads: Iterable[list[Span]]) -> None:
         self._forward: dict[int, Around] = {}
         self._texts: dict[tuple[str, ...], str] = {}
-        for span in _operations(threads):
-            number = span.detail.sequence
-            if number not in (None, NO_SEQUENCE) and span.around.is_recorded and not span.around.is_backward:
+        self._recorded: set[int] = set()
+        operations = [[span for span in spans if span.what == "operation"] for spans in threads]
+        self._find_forward(operations)
+        for spans in operations:
+            self._fill([span for span in spans if span.is_outermost])
+
+    def _find_forward(self, operations: Iterable[list[Span]]) -> None:
+        """Find the operations that autograd recorded: those whose backward runs, or all where none does."""
+        asked: set[int | None] = set()
+        shown: dict[int, Span] = {}
+        for spans in operations:
+            for span in spans:
+                number = span.detail.sequence
+                if span.around.is_backward and not span.around.is_recomputed:
+                    asked.add(span.around.sequence)
+                elif number is not None:
+                    shown[number] = span
+        for number, span in shown.items():
+            if number in asked or not asked:
                 self._forward[number] = span.around
-            elif number is not None and span.around.is_recomputed:
-                self._forward.setdefault(number, span.around)
+                self._record(span.around)
+
+    def _record(self, around: Around) -> None:
+        if around.is_backward or around.outermost is None:
+            return
+        self._recorded.add(id(around.outermost))
+        if around.call is not None:
+            around.call.is_recorded = True
+
+    def _fill(self, outermost: list[Span]) -> None:
+        """Count what lies between two recorded operations without a module around it to the forward pass."""
+        between: list[Span] = []
+        is_open = False
+        for span in outermost:
+            if id(span) in self._recorded:
+                self._recorded.update(map(id, between))
+                between, is_open = [], True
+            elif span.around.is_backward or span.around.optimizer:
+                between, is_open = [], False
+            elif is_open and span.around.call is None:
+                between.append(span)
 
     def of(self, around: Around) -> Place:
         """Return the place of work that an event with these surroundings launches or does."""
@@ -182,10 +222,5 @@ class Places:
             return "optimizer"
         if around.is_backward:
             return "backward"
-        records = around.is_recorded or (around.call is not None and around.call.is_recorded)
-        return "forward" if records else None
-
-
-def _operations(threads: Iterable[list[Span]]) -> Iterator[Span]:
-    for spans in threads:
-        yield from (span for span in spans if span.what == "operation")
+        records = id(around.outermost) in self._recorded or (around.call and around.call.is_recorded)
+        return "forward" if records else None if around.operation is None else NO_PHASE
