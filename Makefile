@@ -86,7 +86,7 @@ docs: $(SITE)
 
 # Without hashes: an index may serve its own builds of the same versions. What runs has the versions that are tested.
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --python-version $$version --no-emit-index-url --no-header \
-	--python-platform x86_64-unknown-linux-gnu --extra nvidia --extra train --extra check --extra in-place
+	--python-platform x86_64-unknown-linux-gnu --extra nvidia --extra train --extra check --extra watch --extra in-place
 lock: $(INSTALLED)
 	$(PIP) install --quiet uv
 	for version in 3.11 3.12 3.13; do \

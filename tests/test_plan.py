@@ -460,6 +460,26 @@ def test_where_the_bounds_leave_nothing_it_does_not_blame_the_budget(name, on, w
     assert made.ended == "none can fit"
 
 
+def test_when_its_time_is_over_a_plan_looks_for_nothing_more(monkeypatch, forked_workers):
+    """A plan of 60 s reckoned larger fleets for five minutes, with -0.9 s left to try them in."""
+    passed, searches = [0.0], set()
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr("meshwright.api._plan.time", late)
+
+    def on_event(progress):
+        searches.add(progress.of)
+        passed[0] = 1000.0 * bool(progress.running)
+
+    small = {"offload": "none", "model.num_layers": 2, "batch.sequences": 64}
+    how = {"search": "rest", "overrides": small, "on_event": on_event}
+    made = mw.plan("gpt2-124m", on="1xH100 reserve 76500MiB", budget_seconds=30, **how)
+    assert made.winner is None
+    assert searches == {""}
+    assert made.suggestions == ()
+    assert made.ended == "no other candidate promises a saving"
+    assert "the plan's time is over" in " ".join(str(made).split())
+
+
 @pytest.mark.wide
 def test_where_nothing_else_fits_the_layers_wait_in_the_hosts_memory(forked_workers):
     search = ["remat=full", "microbatch=1", "zero1=false"]

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned
+    from .predict import Operations as Operations
     from .programs import Program as Program
     from .programs import RunLength as RunLength
     from .programs import jax_step as jax_step

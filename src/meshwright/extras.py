@@ -25,6 +25,7 @@ PURPOSES = {
     "parquet": "read Parquet files",
     "check": "write figures into a file of budgets",
     "jobs": "read and write job files of Kubernetes and SkyPilot",
+    "watch": "watch runs on a page",
     "prices": "refresh list prices",
     "programs": "run examples/programs",
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,7 @@ class Weighing(Reportable):
         idle_devices: devices of the named fleet that a step without a mesh leaves idle; `fleet` is without
             them.
         other_calls: of a script, the other jitted calls, if they were asked for.
+        operations: how the run is operated, if it is asked when it is finished.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Weighing(Reportable):
     warnings: tuple[str, ...] = ()
     idle_devices: int = 0
     other_calls: tuple[Weighing, ...] = ()
+    operations: predict.Operations | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -237,6 +240,15 @@ class Weighing(Reportable):
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
     @property
+    def finish(self) -> predict.Finish | None:
+        """When the run is finished; None if that was not asked, or its steps or their time are unknown."""
+        if self.operations is None or self.prediction is None or self.num_steps is None:
+            return None
+        compiled = self.compiled if self.is_compiled else None
+        work = predict.workload_of(self.prediction, self.num_steps, self.fleet, compiled, self.config)
+        return predict.finish_of(work, self.operations)
+
+    @property
     def rule_of_thumb(self) -> RuleOfThumb | None:
         """The rule 4 x (parameters + activations + gradients + optimizer state), next to the compiled bytes.
 
@@ -280,7 +292,7 @@ class Weighing(Reportable):
         """
         if self.figures is None:
             return self._refused_fields()
-        total, flops = self.run_total, self.run_flops
+        total, flops, finish = self.run_total, self.run_flops, self.finish
         return {
             **self._named_fields(),
             "ledger": self.ledger.to_dict(),
@@ -290,6 +302,7 @@ class Weighing(Reportable):
             "run_flops": None if flops is None else dataclasses.asdict(flops),
             "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
             **(self._compiled_fields() if self.is_compiled else self._eager_fields()),
+            **({} if finish is None else {"finish": finish.to_dict(datetime.now().date())}),
         }
 
     def _named_fields(self) -> dict[str, Any]:

@@ -94,6 +94,15 @@ def format_power_of_ten(count: float) -> str:
     return f"{digits}e{int(power)}"
 
 
+def format_price(amount: float) -> str:
+    """Format an amount of money: whole from 100, else with three digits: "1,200", "3.99", "0.0707".
+
+    >>> format_price(1200.4), format_price(0.07071)
+    ('1,200', '0.0707')
+    """
+    return f"{amount:,.0f}" if amount >= 99.95 else f"{amount:.3g}"
+
+
 def format_rate(value: float, unit: str) -> str:
     """Format a value with a decimal SI prefix: "989 TFLOP/s", "3.35 TB/s", "12.5 GB" of traffic."""
     digits, power = _scaled(value, 1000, len(_SI))

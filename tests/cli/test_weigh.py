@@ -66,6 +66,7 @@ def test_tokens_and_a_price_give_hours_and_cost(meshwright):
     assert "RUN: 1T rows in 15,625,000,000 steps take " in done.output
     assert "device-hours" in done.output
     assert " at 1.80" in done.output
+    assert "\nFINISH: " in done.output
     answer = meshwright(*arguments, "--json").json
     total, step = answer["run_total"], answer["prediction"]["step_seconds"]
     assert total["steps"] == 10**12 // 64
@@ -73,6 +74,18 @@ def test_tokens_and_a_price_give_hours_and_cost(meshwright):
         assert total["seconds"][end] == pytest.approx(step[end] * total["steps"])
         assert total["device_hours"][end] == pytest.approx(2 * total["seconds"][end] / 3600)
         assert total["cost"][end] == pytest.approx(1.8 * total["device_hours"][end])
+
+
+def test_how_a_run_is_operated_decides_its_day(meshwright):
+    arguments = ("weigh", "cruncher", "--on", "2xCPU", "--tokens", "10T", "--start", "2026-12-01")
+    answers = ("--restart", "automatic", "--checkpoint-seconds", "30", "--failures", "12 in 400 node-days")
+    answer = meshwright(*arguments, *answers, "--json").json["finish"]
+    assert (answer["start"], answer["restart"], answer["questions"]) == ("2026-12-01", "automatic", [])
+    assert "2026-12-01" <= answer["finish_date"]["low"] <= answer["finish_date"]["expected"]
+    assert 0 < answer["useful_share"]["low"] < answer["useful_share"]["high"] <= 1
+    refused = meshwright(*arguments, "--restart", "perhaps")
+    assert refused.status == 2
+    assert "restart 'perhaps'" in refused.talk
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tri
 MOST_SECONDS = 7 * 24 * 3600.0
 LAYERS_WAIT = ("state", "all")  # values of `offload`
 HELD_NOTE = "the layers' parameters wait in the hosts' memory, for nothing else that was compiled fits"
+NOT_LOOKED_FOR = (
+    "a larger fleet, or a knob less, was not tried: the plan's time is over; give it a larger --budget"
+)
 LEAST_BUDGET = 1.0  # seconds for one of several fleets, when those before it have spent all
 
 Search = Mapping[str, Any] | Sequence[str]
@@ -106,6 +109,7 @@ def plan(
         fleets = tuple(smaller_fleets(fleet))
         asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
         made = _smallest(asked, fleets)
+    made = asked.operated(made)
     keep_plan(made)
     return made
 
@@ -181,6 +185,12 @@ class _Asked:
     ends: float
     budget_seconds: float
 
+    def operated(self, made: Plan) -> Plan:
+        """Return a plan whose best says when its run is finished."""
+        if made.best is None:
+            return made
+        return dataclasses.replace(made, best=self.settings.run.operated(made.best))
+
     def candidates(self, fleet: Fleet) -> Candidates:
         """Return what the program can choose from on a fleet."""
         return self.program.candidates(fleet, self.search, self.settings)
@@ -235,7 +245,8 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         made = _with_layers_on_host(asked, fleet, made, workers)
         if made.winner is None and not made.interrupted and not least_hope:
             found = _what_would_fit(asked, fleet, candidates, workers)
-            made = dataclasses.replace(made, suggestions=found)
+            notes = (*made.notes, *([] if found or time.monotonic() < asked.ends else [NOT_LOOKED_FOR]))
+            made = dataclasses.replace(made, suggestions=found, notes=notes)
     return dataclasses.replace(made, seconds=time.monotonic() - asked.started)
 
 
@@ -254,6 +265,7 @@ def _with_layers_on_host(asked: _Asked, fleet: Fleet, made: Plan, num_workers: i
     return dataclasses.replace(
         more,
         price=made.price,
+        ended=more.ended if more.interrupted else made.ended,
         num_considered=made.num_considered + more.num_considered,
         num_open=made.num_open + more.num_open,
         removed={**more.removed, **made.removed},
@@ -351,9 +363,14 @@ def _first_fit(
 def _runner_of_rest(
     asked: _Asked, fleet: Fleet, knobs: Mapping[str, Sequence[str]]
 ) -> CandidateRunner | None:
-    """Return a search for what is left of the plan's time; None if no candidate is legal or likely to fit."""
+    """Return a search for what is left of the plan's time.
+
+    None if nothing is left, or no candidate is legal or likely to fit.
+    """
     now = time.monotonic()
     budget = min(asked.budget_seconds, asked.ends - now)
+    if budget <= 0:
+        return None
     asked = dataclasses.replace(asked, search=knobs, started=now, budget_seconds=budget)
     try:
         runner = asked.runner(asked.candidates(fleet), fleet)

@@ -36,7 +36,7 @@ def weigh(
         layout: mesh axes, "fsdp=64,tensor=8"; the program's own if not given.
         overrides: {"section.key": value}, or a sequence of "section.key=value"; of a function by its name,
             its arguments.
-        run: the tokens and the price of the whole run.
+        run: the tokens and the price of the whole run, and how it is operated: when it is finished.
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
         on_event: called with each `Phase` of the weighing as it begins.
 
@@ -58,4 +58,5 @@ def weigh(
 def weigh_unkept(program: Program | RunConfig | str | Path, on: str | Fleet, **settings: Any) -> Weighing:
     """Weigh as `weigh` does, for a verb that keeps a record of its own or none."""
     asked = Settings(**settings)
-    return program_of(program).weigh(asked.run.priced(fleet_of(on)), asked)
+    made = program_of(program).weigh(asked.run.priced(fleet_of(on)), asked)
+    return asked.run.operated(made)

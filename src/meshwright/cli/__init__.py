@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._app import app_for as app_for
     from ._console import JsonFlag as JsonFlag
     from ._console import answer as answer
+    from ._console import console as console
     from ._console import phases as phases
     from ._console import print_json as print_json
     from ._console import say_readings as say_readings

@@ -62,6 +62,7 @@ PANELS = {
     },
     RUN: {
         "sweep": ("_train_command", "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1"),
+        "watch": ("meshwright.contrib.watch._commands", "watch runs/bytes-10m"),
         "sample": ("_data", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
         "export": ("_data", "export runs/bytes-10m --to bytes-10m.safetensors"),
         "data": ("_data", ""),  # a group, whose commands have examples of their own

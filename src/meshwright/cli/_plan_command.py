@@ -13,6 +13,7 @@ import typer
 from meshwright.errors import InputError, nearest_name
 
 from ._console import SIGNAL_BASE, JsonFlag, answer, say_readings
+from ._finish_options import OperationsOption, with_operations
 from ._plan_progress import ended_by_signals, plan_progress
 from ._train_command import DataOption
 from ._weigh_command import (
@@ -90,6 +91,7 @@ def _page(made: Plan, top: int | None, more: str) -> tuple[RenderableType, ...]:
     return (plan_renderable(made, top, more),)
 
 
+@with_operations
 def plan(
     config: Config,
     data: DataOption = None,
@@ -113,6 +115,7 @@ def plan(
     html: HtmlOption = None,
     check: CheckFlag = False,
     as_json: JsonFlag = False,
+    operations: OperationsOption = None,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
     _check_emit(emit, toml, image)
@@ -120,7 +123,9 @@ def plan(
     from meshwright.programs import program_named
 
     keep_from_gpu(as_, on)
-    length = RunLength(tokens=tokens, tokens_per_step=tokens_per_step, price_per_device_hour=price)
+    length = RunLength(
+        tokens=tokens, tokens_per_step=tokens_per_step, price_per_device_hour=price, operations=operations
+    )
     search = _merged(fix or (), vary or ())
     common: dict[str, Any] = {"search": search, "overrides": with_lora(overrides, lora), "run": length}
     program = program_named([config], {"as_": as_})

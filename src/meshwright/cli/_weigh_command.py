@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ import typer
 from meshwright.errors import InputError
 
 from ._console import JsonFlag, answer, complete_config, phases, say_readings
+from ._finish_options import OperationsOption, with_operations
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,6 +143,7 @@ def with_reserve(on: str, reserve: str | None) -> str:
     return on if reserve is None else f"{on} reserve {reserve}"
 
 
+@with_operations
 def weigh(
     config: Words,
     on: Annotated[
@@ -169,6 +171,7 @@ def weigh(
     auto_meshes: AutoMeshesOption = False,
     longest: LongestOption = False,
     largest_batch: LargestBatchOption = False,
+    operations: OperationsOption = None,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     on = with_reserve(on, reserve)
@@ -176,21 +179,18 @@ def weigh(
         of = "sequence_length" if longest else "batch"
         return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
     options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
-    length = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
+    run = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
         how = {"layout": layout, "overrides": with_lora(overrides, lora), "simulate": simulate}
-        weighing = _weighed(config, options, on, **how, run=length, on_event=on_event)
+        run |= {"operations": operations}
+        weighing = _weighed(config, options, on, **how, run=run, on_event=on_event)
         if not weighing.is_compiled and weighing.refusal is None:
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
-        changes = None
-        if explains:
-            from meshwright import explain
-
-            changes = explain(weighing, on_event=on_event)
+        changes = _changes(weighing, on_event) if explains else None
     _write(weighing, html, trace)
     made = (weighing, *weighing.other_calls)
 
@@ -203,6 +203,12 @@ def weigh(
     answer(as_json, _fields(made, changes, all_calls) if as_json else None, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Changes:
+    from meshwright import explain
+
+    return explain(weighing, on_event=on_event)
 
 
 def _fields(made: Sequence[Weighing], changes: Changes | None, all_calls: bool) -> dict[str, Any]:

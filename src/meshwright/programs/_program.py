@@ -22,6 +22,8 @@ from meshwright.results import Phase, Weighing, ignore
 from meshwright.units import parse_count
 
 if TYPE_CHECKING:
+    from meshwright.predict import Operations
+
     from ._candidates import Candidates
 
 
@@ -44,6 +46,7 @@ class RunLength:
         tokens: of the whole run, 15e9 or "15B"; those of a configuration's `steps` if not given.
         tokens_per_step: tokens, or samples, in a step of a program that is no configuration: 524288 or "2M".
         price_per_device_hour: in your currency; the fleet's own if not given.
+        operations: how the run is operated, for when it is finished; published figures if not given.
 
     >>> RunLength(tokens="1B", tokens_per_step=500_000).facts("steps.py:program")
     {'tokens_per_step': 500000, 'num_steps': 2000}
@@ -52,6 +55,15 @@ class RunLength:
     tokens: float | str | None = None
     tokens_per_step: float | str | None = None
     price_per_device_hour: float | str | None = None
+    operations: Operations | None = None
+
+    def operated(self, made: Weighing) -> Weighing:
+        """Return a weighing that says when its run is finished, if its tokens or its operations are given."""
+        if self.tokens is None and self.operations is None:
+            return made
+        from meshwright.predict import Operations  # with what it loads: most weighings ask for no day
+
+        return dataclasses.replace(made, operations=self.operations or Operations())
 
     def priced(self, fleet: Fleet) -> Fleet:
         """Return a fleet with this price, if there is one.

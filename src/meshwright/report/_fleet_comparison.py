@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.planned import FleetPlans, Plan
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_price, format_seconds
 
 from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
 from ._plan_report import COLUMNS, unit_of
 from ._weighing import LISTED, YOURS, cost_words, run_words
-
-LARGE_PRICE = 100.0  # from which cents do not matter
 
 
 def fleets_document(made: FleetPlans, more: str = "") -> Document:
@@ -101,5 +99,4 @@ def _price_words(plan: Plan) -> str:
     price = plan.price_per_step
     if price is None:
         return "-"
-    amount = f"{price:,.0f}" if price >= LARGE_PRICE else f"{price:.3g}"
-    return f"${amount}" if plan.price else amount
+    return f"${format_price(price)}" if plan.price else format_price(price)

@@ -36,6 +36,7 @@ from ._weighing import (
     LISTED,
     YOURS,
     cost_words,
+    finish_lines,
     fitting_words,
     interval_words,
     run_words,
@@ -43,7 +44,7 @@ from ._weighing import (
     time_bars,
     time_figures,
 )
-from ._weighing_facts import WeighingFacts, facts_of
+from ._weighing_facts import WeighingFacts, facts_of, finish_texts
 
 MOST_ROWS = 8  # of the ranked table on a terminal, unless told
 ALIKE = 0.01  # share of the step below which two candidates are practically the same
@@ -148,6 +149,7 @@ def _verdict(plan: Plan) -> Iterator[Words]:
             yield Words(lead="COST: ", text=words)
         if plan.price:
             yield Words(text=f"  at a list price: {plan.price}", tone="faint")
+        yield from finish_lines(finish_texts(plan.best))
 
 
 def _compiled_words(plan: Plan) -> Words:

@@ -178,10 +178,17 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
         yield Words(text=f"RUN: {run_words(total, facts.batch_unit)}")
         if words := cost_words(total):
             yield Words(text=f"COST: {words}")
+    yield from finish_lines(facts.finish)
     if facts.run_flops is not None:
         yield Words(text=f"RUN FLOPs: {run_flops_words(facts.run_flops)}")
     if facts.plan_command is not None:
         yield Words(text=f"PLAN: `{facts.plan_command}` searches other layouts")
+
+
+def finish_lines(texts: Sequence[str]) -> Iterator[Words]:
+    """Yield when a run is finished, then what would narrow it."""
+    for place, text in enumerate(texts):
+        yield Words(text=f"  {text}", tone="faint") if place else Words(lead="FINISH: ", text=text)
 
 
 def _rate_words(prediction: Prediction, unit: str) -> str:

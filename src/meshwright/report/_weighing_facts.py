@@ -6,6 +6,7 @@ Used by: all documents with a weighing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from meshwright import planning  # its records, and what they import, are loaded where there is one
@@ -43,8 +44,8 @@ class CompileFacts:
 class WeighingFacts:
     """The fields of a weighing that reports show, named as in `weigh --json`.
 
-    JSON lacks the last five. `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule
-    to the model's FLOPs.
+    JSON lacks the last six. `finish`: when the run is finished, then what would narrow it, a line each.
+    `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule to the model's FLOPs.
     """
 
     config: str
@@ -70,6 +71,7 @@ class WeighingFacts:
     is_published_target: bool = False
     suggestions: tuple[planning.Suggestion, ...] = ()  # if it does not fit
     rule_terms: tuple[tuple[str, int, str], ...] = ()
+    finish: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +107,16 @@ def _facts_of_all(weighing: Weighing) -> dict[str, Any]:
         "no_prediction": weighing.no_prediction,
         "run_total": weighing.run_total,
         "run_flops": weighing.run_flops,
+        "finish": finish_texts(weighing),
         "warnings": weighing.warnings,
         "idle_devices": weighing.idle_devices,
     }
+
+
+def finish_texts(weighing: Weighing) -> tuple[str, ...]:
+    """Return when the run of a weighing is finished, and what would narrow it; nothing if not asked."""
+    finish = weighing.finish
+    return () if finish is None else finish.texts(datetime.now())
 
 
 def _compiled_facts(weighing: Weighing, in_full: bool) -> dict[str, Any]:

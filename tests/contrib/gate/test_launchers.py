@@ -155,7 +155,7 @@ def test_a_job_on_tpus_asks_for_a_slice_of_its_topology(gated):
     [
         ("completions: 4", "completions: 8", "it runs several times"),
         ("backoffLimit: 0", "wibble: 0.5", "job.wibble = 0.5"),
-        ("kind: JobSet", "kind: PyTorchJob", "has 0 Jobs and JobSets, among PyTorchJob"),
+        ("kind: JobSet", "kind: RayJob", "has 0 Jobs, JobSets and PyTorchJobs, among RayJob"),
         ("nvidia.com/gpu: 8", "nvidia.com/gpu: '{{ gpus }}'", "is no whole number"),
     ],
 )

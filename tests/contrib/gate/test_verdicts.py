@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import types
-from pathlib import Path
+from importlib.resources import files
 
 import pytest
 
@@ -18,6 +20,13 @@ from .test_launchers import SBATCH
 from .test_recipes import AXOLOTL, TITAN
 
 FILES = {"run.sbatch": SBATCH, "job.toml": TITAN}  # 500 steps on 16 H100, at most 36 hours
+
+
+def test_a_small_cost_is_said_with_its_cents(gated):
+    made, _ = gated(
+        FILES, Asked(step_seconds=0.01), limits=Limits(max_cost=0.01), run=RunLength(price_per_device_hour=2)
+    )
+    assert made.reasons == ("it costs 0.0444, and may cost 0.01",)
 
 
 def test_a_job_within_its_limits_may_go(gated):
@@ -176,12 +185,93 @@ def test_the_policy_of_skypilot_refuses_and_lets_go(monkeypatch):
         GatePolicy.validate_and_mutate(train)
 
 
-def test_the_filter_of_slurm_ships_with_the_package():
-    from importlib.resources import files
+@pytest.mark.wide
+def test_skypilot_itself_loads_and_applies_the_policy(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".sky").mkdir()
+    name = "meshwright.contrib.gate.skypilot.GatePolicy"
+    (tmp_path / ".sky" / "config.yaml").write_text(f"admin_policy: {name}\n")
+    policies = pytest.importorskip("sky.utils.admin_policy_utils", reason="SkyPilot is not installed")
+    import sky
+    from sky.server.requests.request_names import AdminPolicyRequestName
 
-    text = (files("meshwright.contrib.gate") / "cli_filter.lua").read_text("utf-8")
+    def applied():
+        task = sky.Task(name="t", run="meshwright train linear --steps 10")
+        task.set_resources(sky.Resources(labels={"a": "b"}))
+        monkeypatch.setattr(task, "to_yaml_config", lambda: _request(task.run).task.to_yaml_config())
+        return policies.apply(task, request_name=AdminPolicyRequestName.CLUSTER_LAUNCH)
+
+    monkeypatch.setenv("MESHWRIGHT_GATE", "--max-cost 100")
+    assert [task.name for task in applied()[0].tasks] == ["t"]
+    monkeypatch.setenv("MESHWRIGHT_GATE", "--max-cost 1e-9")
+    with pytest.raises(sky.exceptions.UserRequestRejectedByPolicy, match="refused: it costs"):
+        applied()
+
+
+FILTER = files("meshwright.contrib.gate") / "cli_filter.lua"
+CALLED = """
+slurm = {SUCCESS = 0, ERROR = -1, json_cli_options = function(o) return '{"nodes": "2"}' end,
+         log_error = function(text) print("error: " .. text) end, log_info = print}
+dofile(arg[1])
+local options = {type = arg[2], gres = arg[3] ~= "" and arg[3] or nil, argv = {arg[4]}, wrap = arg[5]}
+print(slurm_cli_pre_submit(options, 0))
+"""
+STUB = """#!/bin/sh
+for word in "$@"; do echo "word: $word"; done
+grep -q trains "$2" && exit {status}
+exit 2
+"""
+
+
+def test_the_filter_of_slurm_ships_with_the_package():
+    text = FILTER.read_text("utf-8")
     for name in ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"):
         assert f"function {name}(" in text
-    assert Path("cli_filter.lua").name in (files("meshwright.contrib.gate") / "__init__.py").read_text(
-        "utf-8"
+
+
+@pytest.mark.parametrize(
+    ("status", "limits", "job", "last", "words"),
+    [
+        (0, "", ("sbatch", "gpu:8", "it's a job"), "0", ""),
+        (
+            3,
+            "--max-cost 9",
+            ("sbatch", "gpu:8", "it's a job"),
+            "-1",
+            "error: meshwright gate refused it's a job",
+        ),
+        (3, "", ("sbatch", "gpu:8", None, "trains it"), "-1", "refused the command"),
+        (3, "", ("sbatch", "gpu:8", "other.sh"), "0", "did not weigh it: word: gate"),
+        (3, "--strict", ("sbatch", "gpu:8", "other.sh"), "-1", "refused other.sh"),
+        (3, "--strict", ("sbatch", "", "it's a job"), "0", ""),  # it asks for no device
+        (3, "", ("srun", "gpu:8", "it's a job"), "0", ""),
+        (3, "--strict", ("sbatch", "gpu:8", None), "0", ""),  # a script from sbatch's input
+    ],
+)
+@pytest.mark.parametrize("lua", ["lua5.1", "lua5.4"])
+def test_the_filter_of_slurm_refuses_and_lets_go(tmp_path, lua, status, limits, job, last, words):
+    if (program := shutil.which(lua)) is None:
+        pytest.skip(f"{lua} is not installed")
+    (tmp_path / "it's a job").write_text("trains it\n")
+    (tmp_path / "other.sh").write_text("hostname\n")
+    (tmp_path / "meshwright").write_text(STUB.format(status=status))
+    (tmp_path / "meshwright").chmod(0o755)
+    (tmp_path / "called.lua").write_text(CALLED)
+    kind, devices, script, *wrapped = job
+    arguments = [kind, devices, script] if script else [kind, devices]
+    call = f"arg[4] = nil; arg[5] = {wrapped[0]!r};" if wrapped else ""
+    (tmp_path / "called.lua").write_text(call + CALLED)
+    done = subprocess.run(
+        [program, "called.lua", str(FILTER), *arguments],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "MESHWRIGHT_GATE": limits},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
+    assert done.stdout.splitlines()[-1] == last
+    assert words in done.stdout
+    if limits.startswith("--max"):
+        assert done.stderr.splitlines()[-2:] == ["word: --max-cost", "word: 9"]
+        assert 'word: {"nodes": "2"}' in done.stderr

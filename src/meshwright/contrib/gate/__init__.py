@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from ._gate import Gate as Gate
     from ._gate import Limits as Limits
     from ._gate import gate as gate
-    from ._jobs import Reading as Reading
+    from ._trainers import Reading as Reading
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -19,8 +19,8 @@ JobArgument = Annotated[
     Path,
     typer.Argument(
         metavar="JOB",
-        help="An sbatch script, a Kubernetes Job or JobSet, a SkyPilot task; or a recipe: torchtitan, "
-        "axolotl, LLaMA-Factory, TrainingArguments, Megatron-LM's arguments.",
+        help="An sbatch script, a Kubernetes Job, JobSet or PyTorchJob, a SkyPilot task; or a recipe: "
+        "torchtitan, axolotl, LLaMA-Factory, TrainingArguments, Megatron-LM's arguments.",
         show_default=False,
     ),
 ]
@@ -82,7 +82,7 @@ def gate(
 
     from ._gate import REFUSED, Limits
     from ._gate import gate as run_gate
-    from ._jobs import Reading
+    from ._trainers import Reading
 
     reading = Reading(
         model=model or "",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 
-from ._hugging import adapter_targets, deepspeed, optimizer_settings, precision, state_settings
+from ._hugging import WHOLE, adapter_targets, deepspeed, optimizer_settings, precision, state_settings
 from ._recipe import REST, Recipe
+from ._shell import is_known, shown
 from ._tables import flattened, seen_keys, switch, table, whole
 
 _FULL_LENGTH = "all sequences are weighed at the full length of {}: shorter ones take less"
@@ -45,6 +46,12 @@ class _Reader:
         self.file, self.folder = str(file), file.parent
         self.seen = seen_keys(table(kind), self.file, values, ignore)
         self.values = {key: value for key, value in values.items() if key in self.seen.understood}
+        for key, value in self.values.items():
+            if not is_known(str(value)):
+                what = f"{file}: {key} is {shown(str(value))[:60]}, which only a run of the script would know"
+                raise InputError(
+                    what, hint=f"write the value, or --ignore {key} and --set what it means here"
+                )
         self.deepspeed = nested if self.values.get("deepspeed") else None
 
     def number(self, key: str, default: int, least: int = 1) -> int:
@@ -66,6 +73,56 @@ class _Reader:
             raise InputError(what, hint=f"use {', '.join(map(repr, known))}, or --ignore {key}")
         return known[name]
 
+    def optimized(self, settings: dict[str, Any], key: str, name: str, *, remat: bool) -> None:
+        """Add the settings of the optimizer, of products and of rematerialisation."""
+        chosen = optimizer_settings(self.file, key, name)
+        offload = settings.get("offload", chosen.get("offload", "none"))
+        settings |= chosen | {"offload": offload, "remat": "full" if remat else "none"}
+        settings["precision"] = precision(self.file, self.values)
+
+    def held(self, settings: dict[str, Any], *, is_half: bool) -> None:
+        """Add the formats between steps, of a recipe without adapters."""
+        moments = settings.get("state.moments")
+        settings |= state_settings(
+            precision=settings["precision"],
+            is_half=is_half,
+            by_deepspeed=self.deepspeed is not None,
+            moments=moments,
+        )
+
+    def adapted(self, settings: dict[str, Any], rank: str, targets: str, base: str) -> None:
+        """Add the settings of adapters."""
+        settings |= {"lora.rank": self.number(rank, 8), "lora.base": base}
+        if self.values.get(targets):
+            settings["lora.targets"] = adapter_targets(self.file, targets, self.values[targets])
+
+    def recipe(
+        self,
+        kind: str,
+        model: str,
+        axes: Mapping[str, int],
+        settings: Mapping[str, Any],
+        notes: Sequence[str],
+        *,
+        batch: str = "per_device_train_batch_size",
+        sequences: int = 8,
+    ) -> Recipe:
+        """Return the recipe; `batch` is the key of a device's sequences, `sequences` their default number."""
+        is_split = self.deepspeed is not None or "fsdp" in axes
+        whole_state = () if is_split or "lora.rank" in settings else (WHOLE,)
+        return Recipe(
+            kind=kind,
+            file=self.file,
+            seen=self.seen,
+            model=model,
+            axes=axes,
+            settings=settings,
+            per_device=self.number(batch, sequences),
+            accumulated=self.number("gradient_accumulation_steps", 1),
+            steps=self.steps("max_steps"),
+            notes=(*whole_state, *notes),
+        )
+
     def steps(self, key: str) -> int | None:
         """Return the number of steps, which -1 and 0 leave open."""
         number = self.number(key, 0, least=-1)
@@ -86,38 +143,25 @@ def axolotl(file: Path, tree: Mapping[str, Any], ignore: Collection[str] = (), m
     has_fsdp = bool(tree.get("fsdp") or tree.get("fsdp_config")) or "dp_shard_size" in read.values
     adapter = read.one_of("adapter", {"": None, "lora": "compute", "qlora": "nf4"}, "")
     axes, settings = _axolotl_axes(read, has_fsdp)
-    chosen = optimizer_settings(read.file, "optimizer", read.text("optimizer") or "adamw_torch_fused")
-    kind = precision(read.file, read.values)
-    by_deepspeed = read.deepspeed is not None
-    settings |= chosen | {"offload": settings.get("offload", chosen.get("offload", "none"))}
-    settings |= {"precision": kind, "batch.sequence_length": read.number("sequence_len", 512)}
-    settings |= _remat(read, "gradient_checkpointing")
-    fsdp_remat = next((read.is_on(key) for key in _FSDP_REMAT if key in read.values), False)
-    settings |= {"remat": "full"} if fsdp_remat else {}
-    if read.is_on("activation_offloading") or read.text("gradient_checkpointing").startswith("offload"):
+    offloads = read.text("gradient_checkpointing").startswith("offload")
+    by_fsdp = next((read.is_on(key) for key in _FSDP_REMAT if key in read.values), False)
+    remat = by_fsdp or offloads or read.is_on("gradient_checkpointing")
+    read.optimized(settings, "optimizer", read.text("optimizer") or "adamw_torch_fused", remat=remat)
+    settings["batch.sequence_length"] = read.number("sequence_len", 512)
+    if offloads or read.is_on("activation_offloading"):
         settings["offload"] = "both" if settings["offload"] == "optimizer" else "activations"
     if adapter is not None:
-        settings |= _adapters(read, "lora_r", "lora_target_modules", adapter)
+        read.adapted(settings, "lora_r", "lora_target_modules", adapter)
         if read.is_on("lora_target_linear"):
             settings["lora.targets"] = ("all-linear",)
     else:
         # Accelerate's FSDP makes parameters fp32 where products are not; without it they stay as loaded.
-        is_half = kind == "bf16" and not has_fsdp
-        settings |= state_settings(
-            is_half=is_half, by_deepspeed=by_deepspeed, moments=chosen.get("state.moments")
-        )
+        read.held(settings, is_half=settings["precision"] == "bf16" and not has_fsdp)
     packed = read.is_on("sample_packing") or read.is_on("pad_to_sequence_len")
-    return Recipe(
-        kind="an axolotl recipe",
-        file=read.file,
-        seen=read.seen,
-        model=model or read.text("base_model"),
-        axes=axes,
-        settings=settings,
-        per_device=read.number("micro_batch_size", 1),
-        accumulated=read.number("gradient_accumulation_steps", 1),
-        steps=read.steps("max_steps"),
-        notes=() if packed else (_FULL_LENGTH.format("sequence_len"),),
+    notes = () if packed else (_FULL_LENGTH.format("sequence_len"),)
+    model = model or read.text("base_model")
+    return read.recipe(
+        "an axolotl recipe", model, axes, settings, notes, batch="micro_batch_size", sequences=1
     )
 
 
@@ -141,18 +185,6 @@ def _axolotl_axes(read: _Reader, has_fsdp: bool) -> tuple[dict[str, int], dict[s
     return axes, settings
 
 
-def _remat(read: _Reader, key: str) -> dict[str, str]:
-    is_on = read.text(key).startswith("offload") or read.is_on(key)
-    return {"remat": "full" if is_on else "none"}
-
-
-def _adapters(read: _Reader, rank: str, targets: str, base: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"lora.rank": read.number(rank, 8), "lora.base": base}
-    if read.values.get(targets):
-        made["lora.targets"] = adapter_targets(read.file, targets, read.values[targets])
-    return made
-
-
 def llama_factory(
     file: Path, tree: Mapping[str, Any], ignore: Collection[str] = (), model: str = ""
 ) -> Recipe:
@@ -163,91 +195,67 @@ def llama_factory(
         model: what the caller says the model is.
 
     Raises:
-        InputError: a key or a value is not understood.
+        InputError: a key or a value is not understood, or it does not train.
     """
     read = _Reader("llama_factory", file, tree, ignore)
+    if any(tree.get(key) is True for key in ("do_predict", "do_eval")) and tree.get("do_train") is not True:
+        what = f"{read.file} predicts or evaluates, and does not train: it has no do_train"
+        raise InputError(what, hint="gate what trains, or add do_train: true")
     read.one_of("stage", {"sft": "", "pt": ""}, "sft")
     tuning = read.one_of("finetuning_type", {"full": None, "lora": "compute"}, "lora")
-    axes, settings, by_deepspeed = _trainer_axes(read)
-    chosen = optimizer_settings(read.file, "optim", read.text("optim") or "adamw_torch")
-    if read.is_on("use_muon"):
-        chosen = optimizer_settings(read.file, "use_muon", "muon")
+    axes, settings = _trainer_axes(read)
+    remat = not read.is_on("disable_gradient_checkpointing")
+    optimizer = "muon" if read.is_on("use_muon") else read.text("optim") or "adamw_torch"
+    read.optimized(settings, "optim", optimizer, remat=remat)
+    settings["batch.sequence_length"] = read.number("cutoff_len", 2048)
     is_pure = read.is_on("pure_bf16")
-    kind = "bf16" if is_pure else precision(read.file, read.values)
-    settings |= chosen | {"offload": settings.get("offload", chosen.get("offload", "none"))}
-    settings |= {"precision": kind, "batch.sequence_length": read.number("cutoff_len", 2048)}
-    settings["remat"] = "none" if read.is_on("disable_gradient_checkpointing") else "full"
-    if tuning is not None:
+    settings |= {"precision": "bf16"} if is_pure else {}
+    if tuning is None:
+        read.held(settings, is_half=is_pure and read.deepspeed is None)
+    else:
         bits = read.number("quantization_bit", 16)
         if bits not in (4, 16):
             what = f"{read.file}: quantization_bit = {bits} cannot be weighed"
             raise InputError(what, hint="use 4 bits or none, or --ignore quantization_bit")
-        settings |= _adapters(read, "lora_rank", "lora_target", "nf4" if bits == 4 else "compute")
+        read.adapted(settings, "lora_rank", "lora_target", "nf4" if bits == 4 else "compute")
         settings.setdefault("lora.targets", ("all-linear",))
-    else:
-        settings |= state_settings(
-            is_half=is_pure and not by_deepspeed,
-            by_deepspeed=by_deepspeed,
-            moments=chosen.get("state.moments"),
-        )
     packed = read.is_on("packing", default=read.text("stage") == "pt")
-    return Recipe(
-        kind="a LLaMA-Factory recipe",
-        file=read.file,
-        seen=read.seen,
-        model=model or read.text("model_name_or_path"),
-        axes=axes,
-        settings=settings,
-        per_device=read.number("per_device_train_batch_size", 8),
-        accumulated=read.number("gradient_accumulation_steps", 1),
-        steps=read.steps("max_steps"),
-        notes=() if packed else (_FULL_LENGTH.format("cutoff_len"),),
-    )
+    notes = () if packed else (_FULL_LENGTH.format("cutoff_len"),)
+    model = model or read.text("model_name_or_path")
+    return read.recipe("a LLaMA-Factory recipe", model, axes, settings, notes)
 
 
-def _trainer_axes(read: _Reader) -> tuple[dict[str, int], dict[str, Any], bool]:
-    """Return the axes and settings of `deepspeed` and `fsdp`, and whether DeepSpeed keeps the state."""
+def _trainer_axes(read: _Reader) -> tuple[dict[str, int], dict[str, Any]]:
+    """Return the axes and settings of `deepspeed` and `fsdp`."""
     if read.deepspeed is not None:
-        axes, settings = deepspeed(read.file, read.deepspeed, read.folder)
-        return axes, settings, True
+        return deepspeed(read.file, read.deepspeed, read.folder)
     words = read.values.get("fsdp")
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else []
-    names = [str(each) for each in listed]
-    if words is True:
-        names = ["full_shard"]
-    known = {"full_shard", "hybrid_shard", "shard_grad_op", "auto_wrap", "offload", "no_shard"}
-    if unknown := [name for name in names if name not in known - {"hybrid_shard", "shard_grad_op"}]:
+    names = ["full_shard"] if words is True else [str(each) for each in listed]
+    known = {"full_shard", "auto_wrap", "offload", "no_shard"}
+    if unknown := [name for name in names if name not in known]:
         what = f"{read.file}: fsdp has {unknown[0][:40]!r}, which cannot be weighed"
         raise InputError(what, hint="use full_shard auto_wrap, or --ignore fsdp")
     is_split = "full_shard" in names
-    return (
-        ({"fsdp" if is_split else "data": REST}),
-        ({"offload": "state"} if "offload" in names else {}),
-        False,
-    )
+    return {"fsdp" if is_split else "data": REST}, ({"offload": "state"} if "offload" in names else {})
 
 
 def training_arguments(
     file: Path, tree: Mapping[str, Any], ignore: Collection[str] = (), model: str = ""
 ) -> Recipe:
-    """Return the recipe of a JSON file of `TrainingArguments`, alone or with a script's own model and length.
+    """Return the recipe of `TrainingArguments`, alone or with a script's own model and length.
 
     Args:
         ignore: keys that the caller wants ignored.
         model: what the caller says the model is.
 
     Raises:
-        InputError: a key or a value is not understood, or no length of a sequence is given.
+        InputError: a key or a value is not understood.
     """
     read = _Reader("training_arguments", file, tree, ignore)
-    axes, settings, by_deepspeed = _trainer_axes(read)
-    chosen = optimizer_settings(read.file, "optim", read.text("optim") or "adamw_torch_fused")
-    kind = precision(read.file, read.values)
-    settings |= chosen | {
-        "offload": settings.get("offload", chosen.get("offload", "none")),
-        "precision": kind,
-    }
-    settings |= _remat(read, "gradient_checkpointing")
+    axes, settings = _trainer_axes(read)
+    optimizer = read.text("optim") or "adamw_torch_fused"
+    read.optimized(settings, "optim", optimizer, remat=read.is_on("gradient_checkpointing"))
     lengths = ("max_length", "max_seq_length", "block_size", "model_max_length")
     length = next((key for key in lengths if read.values.get(key) is not None), "")
     notes = [_FULL_LENGTH.format(length)] if length and not read.is_on("packing") else []
@@ -259,25 +267,15 @@ def training_arguments(
         )
     dtype = next((read.text(key) for key in ("dtype", "torch_dtype") if key in read.values), "")
     is_half = dtype.removeprefix("torch.") in ("bfloat16", "bf16") and "fsdp" not in axes
-    if by_deepspeed or is_half:
-        settings |= state_settings(
-            is_half=is_half, by_deepspeed=by_deepspeed, moments=chosen.get("state.moments")
-        )
+    if read.is_on("use_peft"):
+        rank = "lora_rank" if "lora_rank" in read.values else "lora_r"
+        base = "nf4" if read.is_on("load_in_4bit") else "compute"
+        read.adapted(settings, rank, "lora_target_modules", base)
+        if base == "compute":
+            notes.append("the frozen model is taken to be held in the format of its products")
+    elif read.deepspeed is not None or is_half:
+        read.held(settings, is_half=is_half)
     elif not dtype:
         notes.append("the model is taken to be loaded in fp32: in bf16 it is --set state.parameters=bf16")
-    if read.is_on("use_peft"):
-        settings |= _adapters(
-            read, "lora_r", "lora_target_modules", "nf4" if read.is_on("load_in_4bit") else "compute"
-        )
-    return Recipe(
-        kind="TrainingArguments",
-        file=read.file,
-        seen=read.seen,
-        model=model or read.text("model_name_or_path"),
-        axes=axes,
-        settings=settings,
-        per_device=read.number("per_device_train_batch_size", 8),
-        accumulated=read.number("gradient_accumulation_steps", 1),
-        steps=read.steps("max_steps"),
-        notes=tuple(notes),
-    )
+    model = model or read.text("model_name_or_path")
+    return read.recipe("TrainingArguments", model, axes, settings, notes)

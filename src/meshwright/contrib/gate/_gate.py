@@ -24,11 +24,12 @@ from meshwright.predict import Interval
 from meshwright.programs import RunLength
 from meshwright.reportable import Reportable
 from meshwright.results import Weighing
-from meshwright.units import format_bytes, format_seconds, parse_count
+from meshwright.units import format_bytes, format_price, format_seconds, parse_count
 
-from ._jobs import Configured, Job, Reading, read_job
+from ._jobs import Job, read_job
 from ._launch import slurm_time
 from ._recipe import Recipe, described, first_words
+from ._trainers import Configured, Reading
 
 if TYPE_CHECKING:
     from meshwright.report import Document
@@ -257,7 +258,8 @@ def _reasons(gated: Gate) -> Iterator[str]:
         what = f"no list price of {made.fleet.chip.name} is known, and --max-cost needs one"
         raise InputError(what, hint="give it: --price 2.50")
     if total.cost.expected > limits.max_cost:
-        yield f"it costs {total.cost.expected:,.0f}{_range(total.cost)}, and may cost {limits.max_cost:,.0f}"
+        costs = f"it costs {format_price(total.cost.expected)}{_range(total.cost)}, "
+        yield f"{costs}and may cost {format_price(limits.max_cost)}"
 
 
 def _check_limits(gated: Gate) -> None:

@@ -28,6 +28,7 @@ _OPTIMIZERS = {
     "paged_lion_8bit": ("lion", "8bit", "optimizer"),
     **{name: (name, "", "") for name in ("sgd", "adafactor", "adagrad", "rmsprop", "muon")},
 }
+WHOLE = "each device is taken to hold all of the model and its state: neither DeepSpeed nor FSDP is named"
 
 
 def optimizer_settings(file: str, key: str, name: Any) -> dict[str, Any]:
@@ -94,17 +95,20 @@ def precision(file: str, values: Mapping[str, Any], default: str = "fp32") -> st
     return default
 
 
-def state_settings(*, is_half: bool, by_deepspeed: bool, moments: str | None) -> dict[str, Any]:
+def state_settings(
+    *, precision: str, is_half: bool, by_deepspeed: bool, moments: str | None
+) -> dict[str, Any]:
     """Return the formats between steps.
 
     Args:
+        precision: of products.
         is_half: trained parameters are loaded, and stay, in bf16.
-        by_deepspeed: DeepSpeed keeps a copy in fp32, with its moments.
+        by_deepspeed: DeepSpeed keeps a copy in fp32, with its moments, of parameters that are not.
         moments: the format that the optimizer chooses; None for that of the parameters it is given.
     """
-    if by_deepspeed:
+    if by_deepspeed and precision in ("bf16", "fp8"):
         return {"state.parameters": "bf16", "state.master": "fp32"}
-    if not is_half:
+    if by_deepspeed or not is_half:
         return {}
     made = {"state.parameters": "bf16", "gradient_sum": "bf16"}
     return made | ({} if moments else {"state.moments": "bf16"})

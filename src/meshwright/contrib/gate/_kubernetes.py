@@ -1,4 +1,4 @@
-"""Read a Kubernetes Job or JobSet: its pods' devices, their labels, and their commands."""
+"""Read a Kubernetes Job, JobSet or PyTorchJob: its pods' devices, their labels, and their commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._launch import Launch, chip_of
 from ._shell import Command
 from ._tables import Seen, seen_keys, table, whole
 
-KINDS = ("Job", "JobSet")
+KINDS = ("Job", "JobSet", "PyTorchJob")
 _DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 _LABELS = (
     "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "gpu.nvidia.com/class",
@@ -34,7 +34,7 @@ def is_kubernetes(documents: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def kubernetes(file: str, documents: Sequence[Mapping[str, Any]], ignore: Collection[str] = ()) -> Launch:
-    """Return what the one Job or JobSet of a file asks for; its other objects run nothing on devices.
+    """Return what the one Job, JobSet or PyTorchJob of a file asks for; other objects run nothing on devices.
 
     Args:
         ignore: keys that the caller wants ignored, such as `pod.tolerations`.
@@ -45,13 +45,15 @@ def kubernetes(file: str, documents: Sequence[Mapping[str, Any]], ignore: Collec
     jobs = [each for each in documents if each.get("kind") in KINDS]
     if len(jobs) != 1:
         kinds = ", ".join(sorted({str(each.get("kind"))[:40] for each in documents}))
-        what = f"{file} has {len(jobs)} Jobs and JobSets, among {kinds}"
+        what = f"{file} has {len(jobs)} Jobs, JobSets and PyTorchJobs, among {kinds}"
         raise InputError(what, hint="gate a file with one; of other kinds name the fleet and what it runs: "
                          "meshwright weigh CONFIG --on FLEET --check")  # fmt: skip
     read = _Objects(file, ignore)
     spec = read.table(jobs[0].get("spec"), "spec")
     if jobs[0]["kind"] == "Job":
         return read.launch(spec, 1, "a Kubernetes Job", {})
+    if jobs[0]["kind"] == "PyTorchJob":
+        return read.launch(read.replicas(spec), 1, "a PyTorchJob", {})
     read.note("jobset", spec)
     found: list[tuple[Mapping[str, Any], int]] = []
     others: list[tuple[Mapping[str, Any], int]] = []
@@ -95,6 +97,34 @@ class _Objects:
     def pod(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.table(self.table(job.get("template"), "template").get("spec"), "template.spec")
 
+    def replicas(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the Job with the pods of a PyTorchJob's master and workers.
+
+        Raises:
+            InputError: they ask for different devices, or run different commands.
+        """
+        self.note("pytorchjob", spec)
+        policy = self.table(spec.get("runPolicy") or {}, "runPolicy")
+        self.note("policy", policy)
+        parts = self.table(spec.get("pytorchReplicaSpecs"), "pytorchReplicaSpecs")
+        pods, shapes, counts = [], [], []
+        for name in parts:
+            one = self.table(parts[name], name)
+            self.note("replica", one)
+            pods.append(one.get("template"))
+            counts.append(whole(self.file, f"{name}.replicas", one.get("replicas", 1)))
+            containers = self.list(self.pod(one).get("containers"), "containers")
+            shapes.append([
+                (self.devices(each), each.get("command"), each.get("args"))
+                for each in (self.table(each, "containers") for each in containers)
+            ])  # fmt: skip
+        if not pods or any(shape != shapes[0] for shape in shapes):
+            names = ", ".join(map(str, parts))[:60]
+            what = f"{self.file}: the replicas {names} have different devices or commands"
+            raise InputError(what, hint="name the fleet and what they train: --on 16xH100 --program WORDS")
+        deadline = {key: policy[key] for key in ("activeDeadlineSeconds",) if policy.get(key) is not None}
+        return {"template": pods[0], "parallelism": sum(counts), **deadline}
+
     def devices(self, container: Mapping[str, Any]) -> dict[str, Any]:
         resources = self.table(container.get("resources") or {}, "resources")
         parts = [self.table(resources.get(name) or {}, name) for name in ("requests", "limits")]
@@ -124,7 +154,7 @@ class _Objects:
             what = f"{self.file}: completions = {runs}, and {pods} pods run at a time: it runs several times"
             raise InputError(what, hint="gate one with as many completions as parallelism")
         labels = self._labels(pod)
-        per_host = whole(self.file, "devices", next(iter(counts.values()))) if counts else None
+        per_host = next((whole(self.file, name, count) for name, count in counts.items()), None)
         named = {chip for label in _LABELS if label in labels and (chip := chip_of(labels[label]))}
         deadline = job.get("activeDeadlineSeconds")
         return Launch(

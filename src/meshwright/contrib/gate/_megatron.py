@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 
 from ._recipe import REST, Recipe, model_id
 from ._shell import is_known, shown
-from ._tables import seen_keys, table, whole
+from ._tables import KeyTable, seen_keys, table, whole
 
 _OF_MODEL = "it describes the model: name one of the same sizes, --model deepseek-ai/DeepSeek-V3"
 _FILES = ("vocab-file", "tokenizer-model")  # which need not be known where a size or a type is
@@ -32,7 +32,7 @@ def megatron(file: str, words: Sequence[str], ignore: Collection[str] = (), mode
         InputError: an argument or a value is not understood.
     """
     known = table("megatron")
-    values = _values(file, words, ignore)
+    values = _values(known, file, words, ignore)
     own = {key for key, what in known.refused.items() if what == _OF_MODEL} if model else set[str]()
     seen = seen_keys(known, file, values, [*ignore, *own])
     values = {key: value for key, value in values.items() if key in seen.understood}
@@ -106,7 +106,7 @@ class _Arguments:
         return InputError(f"{self.file}: --{name} {self.text(name)[:60]} cannot be weighed", hint=hint)
 
 
-def _values(file: str, words: Sequence[str], ignore: Collection[str]) -> dict[str, Any]:
+def _values(known: KeyTable, file: str, words: Sequence[str], ignore: Collection[str]) -> dict[str, Any]:
     """Return the value of each argument: True, a text, or several as one text.
 
     Raises:
@@ -119,13 +119,17 @@ def _values(file: str, words: Sequence[str], ignore: Collection[str]) -> dict[st
             name, sign, value = word[2:].partition("=")
             name = name.replace("_", "-")
             found[name] = value if sign else True
-        elif not is_known(word) and (not name or found[name] is not True or word.endswith("[@]}\0")):
-            if not {shown(word), "$" + shown(word).strip("${}[@]")} & set(ignore):
+        elif not is_known(word) and (not name or found[name] is not True or "[@]}" in word):
+            variable, _, added = shown(word).partition(" ")
+            options = [each[2:].partition("=")[0] for each in added.split() if each.startswith("--")]
+            if options and all(each.replace("_", "-") in known.ignored for each in options):
+                continue
+            if not {variable, "$" + variable.strip("${}[@]")} & set(ignore):
                 what = (
                     f"{file}: the arguments in {shown(word)[:80]} are set in a branch, or not in this script"
                 )
                 raise InputError(
-                    what, hint=f"--ignore '{shown(word)[:80]}', and --set what they mean for a weighing"
+                    what, hint=f"--ignore '{variable[:80]}', and --set what they mean for a weighing"
                 )
         elif name:
             found[name] = word if found[name] is True else f"{found[name]} {word}"
@@ -179,6 +183,8 @@ def _formats(read: _Arguments) -> dict[str, Any]:
 def _remat(read: _Arguments) -> dict[str, Any]:
     if read.has("recompute-activations"):
         return {"remat": "dots"}
+    if read.has("checkpoint-activations"):  # as older releases, and Megatron-DeepSpeed, name it
+        return {"remat": "full"}
     granularity = read.text("recompute-granularity", "none")
     if granularity == "none":
         return {"remat": "none"}

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.report import Document, ReportTable, TableRow, Words, section
-from meshwright.units import format_seconds
+from meshwright.units import format_price, format_seconds
 
-from ._jobs import Configured
+from ._trainers import Configured
 
 if TYPE_CHECKING:
     from ._gate import Gate
@@ -53,7 +53,7 @@ def _run(made: Gate) -> str:
     total = made.weighing.run_total
     if total is None:
         return "its length is not known: --tokens COUNT"
-    cost = "" if total.cost is None else f", costs {total.cost.expected:,.0f}"
+    cost = "" if total.cost is None else f", costs {format_price(total.cost.expected)}"
     return f"{total.steps:,} steps, {format_seconds(total.seconds.expected)}{cost}"
 
 

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from meshwright.config import Overrides, RunConfig, load_config, overridden
@@ -79,6 +80,8 @@ def described(recipe: Recipe, num_devices: int, overrides: Overrides, tokens: st
         notes.append("parameters are split over context too, as there: zero1 does that here")
         if settings.get("gradient_sum") == "all-fp32":
             settings["gradient_sum"] = "fp32"
+    if "lora.rank" in settings and settings.pop("zero1", False):
+        notes.append("the moments of adapters are taken to be whole on each device: they are few")
     sequences = recipe.sequences or recipe.per_device * (recipe.accumulated or 1) * rows
     settings |= {"batch.sequences": sequences, "batch.microbatch_sequences": recipe.per_device}
     settings |= {"batch.sequences_per_replica": None} if recipe.model else {}
@@ -91,6 +94,8 @@ def described(recipe: Recipe, num_devices: int, overrides: Overrides, tokens: st
         fixed = {"layout": layout, "steps": steps, "schedule.kind": "constant"}
         config = load_config(name, {**recipe.model_keys, **settings, **fixed})
         config = overridden(config, overrides)
+        if recipe.model_keys:
+            config = config.model_copy(update={"name": f"the model of {Path(recipe.file).name}"})
     except InputError as wrong:
         what = f"{recipe.file}, read as {recipe.kind} on {num_devices} devices: {wrong.message}"
         raise InputError(what, hint=wrong.hint) from wrong

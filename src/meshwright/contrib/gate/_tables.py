@@ -19,6 +19,7 @@ from meshwright.errors import InputError, near_names
 
 OFF = (None, False, "", 0, "none", "None", "null", "disabled", "no", "false")
 MOST_NAMED = 12  # keys in one error
+MOST_IGNORED = 4  # keys in its hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +101,12 @@ def seen_keys(known: KeyTable, file: str, values: Mapping[str, Any], ignore: Col
     if problems:
         words = "\n".join(f"  {key}: {what}" for key, what in problems[:MOST_NAMED])
         more = f"\n  and {len(problems) - MOST_NAMED} more" * (len(problems) > MOST_NAMED)
-        first = problems[0][0].partition(" ")[0]
+        keys = [key.partition(" ")[0] for key, _ in problems[:MOST_IGNORED]]
         raise InputError(
             f"{file}: read as {known.kind}, it has keys that may change what is weighed and are not "
             f"understood:\n{words}{more}",
-            hint=f"change them as they say; or weigh without what they do: --ignore {first}",
+            hint="change them as they say; or weigh without what they do: "
+            + " ".join(f"--ignore {key}" for key in keys),
         )
     return Seen(understood=understood, ignored=ignored)
 
@@ -125,7 +127,8 @@ def _is_off(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    """Return a value in an error; unknown parts of words have zero bytes around them."""
+    text = repr(value).replace("\\x00", "")
     return text if len(text) <= 50 else f"{text[:47]}..."
 
 

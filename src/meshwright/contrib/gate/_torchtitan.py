@@ -126,9 +126,9 @@ def _overrides(file: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _model(file: str, values: Mapping[str, Any]) -> str:
-    if own := values.get("hf_transformers.model"):
-        return str(own)
     name, flavor = str(values.get("model.name", "llama3")), str(values.get("model.flavor", "debugmodel"))
+    if (own := values.get("hf_transformers.model")) and flavor == "full":
+        return str(own)
     if (found := MODELS.get((name.lower(), flavor.lower()))) is None:
         named = f"model.name = {name[:40]!r}, model.flavor = {flavor[:40]!r}"
         what = f"{file} trains {named}, whose sizes are not known"

@@ -16,8 +16,9 @@ from typing import Any
 from meshwright.errors import InputError, MeshwrightError
 
 from ._gate import Limits, gate_of
-from ._jobs import Reading, job_of
+from ._jobs import job_of
 from ._skypilot import skypilot
+from ._trainers import Reading
 
 LOG = logging.getLogger(__name__)
 

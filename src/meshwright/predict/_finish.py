@@ -1,0 +1,490 @@
+"""Estimate when a run is finished, and which share of its time is useful, before and while it runs.
+
+A few thousand runs are drawn by chance, always the same ones: the predicted step, a cluster's rate of faults
+and their bursts, the time until steps are made again, incidents that need a person, and what a checkpoint
+costs. Their quantiles are the interval, which is meant to hold 8 runs of 10.
+Counted: steps, evaluation, checkpoints, start and compilation, faults with the work lost and the restart,
+incidents, and waiting for a host in repair if the number of spare hosts is known. Not counted: changes of
+plan, announced maintenance, queues of a scheduler, a machine that is slow and not dead, divergence.
+Source of the best time between checkpoints: Daly 2006, doi:10.1016/j.future.2004.11.016, eq. 37.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date, datetime, timedelta
+from typing import Any, Literal
+
+from meshwright.errors import InputError
+from meshwright.units import format_rate, format_seconds
+
+from ._failures import (
+    FaultRate,
+    LogNormal,
+    failures,
+    faults_by_chance,
+    host_weight,
+    parsed_history,
+    poisson,
+    published,
+)
+from ._prediction_records import Interval
+
+DRAWS = 2000
+DAY = 86400.0
+NORMAL_90 = 1.645  # deviations to the end of an interval that holds nine of ten
+MOST_REWORK = 30.0  # times the time between faults: beyond it no checkpoint is ever reached
+NEVER = 100.0  # times its steps: a run that takes longer makes no progress
+PARTS = {
+    "evaluation": "evaluation",
+    "checkpoints": "checkpoints",
+    "lost": "work lost",
+    "restarts": "faults until steps are made again",
+    "waiting": "waiting for hosts",
+    "start": "start",
+}  # what the time of a run goes to beside its steps, in words
+LEAST_NOTED = 0.005  # of the time: what another period of checkpoints must save to be named
+Restart = Literal["automatic", "manual"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """How a run is operated, as far as it is known: what decides when it is finished.
+
+    Args:
+        start: the day on which it begins, "2026-12-01"; today if not given.
+        restart: "automatic" if a run that a fault stops begins again without a person, or "manual".
+        restart_seconds: from a fault until steps are made again; those of published runs if not given.
+        checkpoint_seconds: for which the steps wait at a checkpoint; 0 if one in memory hides behind them.
+        spares: hosts that stand ready to replace broken ones. If not given, one always does.
+        failures: your own history, "12 in 400 node-days": faults, and hosts times days.
+        spot_hours: hours between two interruptions of one spot host, on average.
+
+    >>> Operations(restart="automatic", failures="12 in 400 node-days").rate.mean > 6
+    True
+    """
+
+    start: str | date | None = None
+    restart: Restart | str | None = None
+    restart_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    spares: int | None = None
+    failures: str | None = None
+    spot_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        """Raise an InputError if an answer is none."""
+        _ = self.begins, self.rate
+        if self.restart not in (None, "automatic", "manual"):
+            raise InputError(f"restart {self.restart!r}", hint="automatic, or manual")
+        for name in ("restart_seconds", "checkpoint_seconds", "spares", "spot_hours"):
+            value = getattr(self, name)
+            least = 0 if name != "spot_hours" else 1e-3
+            if value is not None and not least <= value <= 1e9:
+                raise InputError(f"{name.replace('_', ' ')} of {value:g}", hint=f"at least {least:g}")
+
+    @property
+    def begins(self) -> date | None:
+        """The day on which it begins; None for today.
+
+        Raises:
+            InputError: the text is no date.
+        """
+        if self.start is None or isinstance(self.start, date):
+            return self.start
+        try:
+            return date.fromisoformat(self.start)
+        except ValueError as wrong:
+            raise InputError(f"start {self.start!r} is no date", hint="write 2026-12-01") from wrong
+
+    @property
+    def rate(self) -> FaultRate:
+        """What is known of the faults of its hosts."""
+        prior = FaultRate.of_published()
+        return prior if self.failures is None else prior.updated(*parsed_history(self.failures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is taken for known of failures and of what they cost, of one kind of restart.
+
+    `recovery`, `person`: seconds until steps are made again, by themselves and where a person is needed.
+    `incidents`: of a day that need one. `checkpoint`: seconds for which steps wait.
+    """
+
+    rate: FaultRate
+    recovery: LogNormal
+    person: LogNormal
+    incidents: LogNormal
+    checkpoint: LogNormal
+
+    @classmethod
+    def of(cls, operations: Operations, restart: str, without: Sequence[str] = ()) -> Evidence:
+        """Return the answers of the user, and the published figures where there are none."""
+        rate = FaultRate.of_published(without)
+        if operations.failures is not None:
+            rate = rate.updated(*parsed_history(operations.failures))
+        known, person = LogNormal.known, LogNormal.of("manual", without)
+        given, waits = operations.restart_seconds, operations.checkpoint_seconds
+        return cls(
+            rate=rate,
+            recovery=LogNormal.of(restart, without) if given is None else known(given),
+            person=person,
+            incidents=LogNormal.of("incident", without),
+            checkpoint=LogNormal.of("checkpoint", without) if waits is None else known(waits),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a run has to do, and where.
+
+    `steps`: that are left. `extra_share`: seconds of evaluation for each second of steps. `start_seconds`:
+    before the first step. `copy_seconds`: for which steps wait while their state is copied off the devices,
+    and `checkpoint_bytes`: of one checkpoint; None if not known. `save_every`: steps between two checkpoints
+    as the run is configured; None if it is not.
+    """
+
+    step_seconds: Interval
+    steps: int
+    hosts: int
+    chips_per_host: int
+    extra_share: float = 0.0
+    start_seconds: float = 0.0
+    copy_seconds: float | None = None
+    checkpoint_bytes: float | None = None
+    save_every: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """An estimate that holds eight times in ten; `high` is None where nothing bounds it."""
+
+    low: float
+    expected: float
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        """Return the tenth, the half and the nine tenths of values."""
+        ordered = sorted(values)
+        at = (ordered[int(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9))
+        return cls(low=next(at), expected=next(at), high=next(at))
+
+
+def day_words(day: date, today: date) -> str:
+    """Return "12 Mar", with the year if it is another one.
+
+    >>> day_words(date(2027, 3, 12), date(2026, 11, 28))
+    '12 Mar 2027'
+    """
+    words = f"{day.day} {day:%b}"
+    return words if day.year == today.year else f"{words} {day.year}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """When a run is finished, with what takes the time beside its steps.
+
+    `seconds`: from the start. `useful_share`: of them in steps that count. `up_share`: in which the run runs.
+    `interruptions`: faults and incidents. `save_every_seconds`: the best time between checkpoints; None where
+    the seconds of one are not known. `save_every_steps`: the same in steps. `restart`: the answer, or "".
+    `shares`: what the time goes to, by name, on average. `questions`: what is not known and would narrow it,
+    the most important first. `notes`: what follows for checkpoints.
+    """
+
+    seconds: Range
+    useful_share: Range
+    up_share: Range
+    interruptions: Range
+    save_every_seconds: float | None
+    save_every_steps: int | None
+    restart: str
+    shares: dict[str, float]
+    start: str | None = None
+    questions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def never(self) -> bool:
+        """Whether the run cannot be expected to finish at all: faults come faster than checkpoints."""
+        return self.shares["steps"] <= (1 - self.shares["start"]) / NEVER
+
+    def texts(self, now: datetime) -> tuple[str, ...]:
+        """Return when it is finished, then what the time goes to, what would narrow it, and what follows.
+
+        The first is as "12 Mar (80 %: 9 to 21 Mar), 94.6 % useful, checkpoint every 38.0 min".
+        """
+        if self.never:
+            words = "never: faults come faster than checkpoints and restarts can follow"
+        else:
+            useful, every = self.useful_share, self.save_every_seconds
+            words = f"{self._days_in_words(now)}, {100 * useful.expected:.1f} % useful"
+            words += f" ({100 * useful.low:.1f} to {100 * (useful.high or 1):.1f})"
+            words += "" if every is None else f", checkpoint every {format_seconds(every)}"
+        parts = {name: share for name, share in self.shares.items() if name != "steps" and share >= 5e-4}
+        beside = ", ".join(f"{PARTS[name]} {100 * share:.1f} %" for name, share in parts.items())
+        lines = (beside, *self.notes, f"not known: {'; '.join(self.questions)}" if self.questions else "")
+        return (words, *(line for line in lines if line))
+
+    def _days_in_words(self, now: datetime) -> str:
+        seconds, today = self.seconds, now.date()
+        if self.start is None and (seconds.high or seconds.expected) < DAY:
+            low, expected, high = (
+                None if at is None else f"{now + timedelta(seconds=at):%H:%M}"
+                for at in (seconds.low, seconds.expected, seconds.high)
+            )
+        else:
+            low, expected, high = (
+                None if at is None else day_words(self.day(at, today), today)
+                for at in (seconds.low, seconds.expected, seconds.high)
+            )
+        if high is None:
+            return f"{expected} (80 %: from {low}, no upper end)"
+        begin, _, month = str(low).partition(" ")
+        short = begin if month and high.partition(" ")[2] == month else low  # "9 to 21 Mar"
+        return f"{expected} (80 %: {short if low != high else 'on'} {'to ' if low != high else ''}{high})"
+
+    def day(self, seconds: float, today: date) -> date:
+        """Return the day that comes so many seconds after the start."""
+        begins = today if self.start is None else date.fromisoformat(self.start)
+        most = (date.max - begins).days
+        return begins + timedelta(days=min(most, int(seconds // DAY)))
+
+    def to_dict(self, today: date) -> dict[str, Any]:
+        """Return the estimate in JSON's types, with its days."""
+        ends = {"low": self.seconds.low, "expected": self.seconds.expected, "high": self.seconds.high}
+        days = {end: None if at is None else self.day(at, today).isoformat() for end, at in ends.items()}
+        return {**asdict(self), "start": self.start or today.isoformat(), "finish_date": days}
+
+
+def best_period(checkpoint_seconds: float, fault_seconds: float) -> float:
+    """Return the seconds of steps between two checkpoints that lose the least.
+
+    Args:
+        checkpoint_seconds: for which the steps wait at one.
+        fault_seconds: between two faults of the run, on average.
+
+    >>> round(best_period(30, 24 * 3600))  # Young: the root of 2 x 30 x 86,400, 2277 s
+    2257
+    """
+    if checkpoint_seconds >= 2 * fault_seconds:
+        return fault_seconds
+    half = checkpoint_seconds / (2 * fault_seconds)
+    young = math.sqrt(2 * checkpoint_seconds * fault_seconds)
+    return young * (1 + math.sqrt(half) / 3 + half / 9) - checkpoint_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One run by chance: seconds by what they go to, and how often it is interrupted."""
+
+    steps: float
+    evaluation: float
+    checkpoints: float
+    lost: float
+    restarts: float
+    waiting: float
+    start: float
+    interruptions: float
+
+    @property
+    def seconds(self) -> float:
+        parts = (self.evaluation, self.checkpoints, self.lost, self.restarts, self.waiting, self.start)
+        return self.steps + sum(parts)
+
+    @property
+    def down(self) -> float:
+        return self.restarts + self.waiting + self.start
+
+
+def finish_of(
+    work: Workload,
+    operations: Operations,
+    *,
+    without: Sequence[str] = (),
+    period_seconds: float | None = None,
+) -> Finish:
+    """Estimate when a run is finished.
+
+    Args:
+        without: sources of failures.toml to leave out, as for a score of a run that is among them.
+        period_seconds: between two checkpoints; the best one if not given.
+    """
+    if operations.checkpoint_seconds is None:
+        operations = replace(operations, checkpoint_seconds=work.copy_seconds)
+    kinds = ("automatic", "manual") if operations.restart is None else (str(operations.restart),)
+    by_kind = [_runs(work, operations, kind, without, period_seconds) for kind in kinds]
+    runs = [run for some in by_kind for run in some]
+    period = _known_period(work, operations, without)
+    step, total = work.step_seconds.expected, sum(run.seconds for run in runs)
+    seconds = Range.of([run.seconds for run in runs])
+    names = ("steps", "evaluation", "checkpoints", "lost", "restarts", "waiting", "start")
+    begins = operations.begins
+    made = Finish(
+        seconds=seconds if work.step_seconds.high is not None else replace(seconds, high=None),
+        useful_share=Range.of([run.steps / run.seconds for run in runs]),
+        up_share=Range.of([1 - run.down / run.seconds for run in runs]),
+        interruptions=Range.of([run.interruptions for run in runs]),
+        save_every_seconds=period,
+        save_every_steps=None if period is None or not step else max(1, round(period / step)),
+        restart=str(operations.restart or ""),
+        shares={name: sum(getattr(run, name) for run in runs) / total for name in names},
+        start=None if begins is None else begins.isoformat(),
+    )
+    return replace(
+        made,
+        questions=tuple(_questions(work, operations, kinds, by_kind)),
+        notes=tuple(_notes(work, operations, made, without)),
+    )
+
+
+def _runs(
+    work: Workload, operations: Operations, restart: str, without: Sequence[str], period: float | None
+) -> list[_Drawn]:
+    """Draw runs with one kind of restart."""
+    known, chance = Evidence.of(operations, restart, without), random.Random(45)
+    return [_drawn(work, operations, known, period, chance) for _ in range(DRAWS)]
+
+
+def _drawn(
+    work: Workload, operations: Operations, known: Evidence, period: float | None, chance: random.Random
+) -> _Drawn:
+    """Draw one run."""
+    steps = work.steps * _step(work.step_seconds, chance)
+    rate = known.rate.draw(chance) * host_weight(work.chips_per_host)
+    between = DAY / ((rate + _of_spot(operations)) * work.hosts)
+    saving = known.checkpoint.draw(chance)
+    # The period follows from what is expected of the faults, not from how they come.
+    every = period or max(best_period(saving, _between(work, operations, known.rate)), _least(work))
+    running = steps * (1 + work.extra_share)
+    saves = running * saving / every
+    span = (every + saving) / between
+    rework = math.expm1(min(span, MOST_REWORK)) / span if span > 1e-6 else 1.0
+    faults = faults_by_chance((running + saves) * rework / between, chance)
+    lost = faults * between * (1 - 1 / rework)
+    recovery = known.recovery.draw(chance)
+    restarts = _sum_of(faults, recovery, chance)
+    days = (running + saves + lost + restarts) / DAY
+    incidents = poisson(known.incidents.draw(chance) * days, chance)
+    restarts += _sum_of(incidents, known.person.draw(chance), chance)
+    so_far = running + saves + lost + restarts
+    absent = _absent_share(rate, work.hosts, operations.spares)
+    return _Drawn(
+        steps=steps,
+        evaluation=running - steps,
+        checkpoints=saves,
+        lost=lost,
+        restarts=restarts,
+        waiting=min(so_far * absent / (1 - absent), NEVER * steps),
+        start=work.start_seconds,
+        interruptions=faults + incidents,
+    )
+
+
+def _sum_of(count: float, mean: float, chance: random.Random) -> float:
+    """Return the sum of so many waiting times by chance, which are exponential."""
+    return chance.gammavariate(count, mean) if count > 0 and mean > 0 else 0.0
+
+
+def _step(seconds: Interval, chance: random.Random) -> float:
+    """Return the seconds of a step by chance: normal in the logarithm, with a deviation for each side.
+
+    A side without an end has that of the other one, and none without either.
+    """
+    at = chance.gauss(0.0, 1.0)
+    expected = seconds.expected
+    up = None if seconds.high is None else seconds.high / expected
+    down = None if not seconds.low else expected / seconds.low
+    ratio = (up or down) if at > 0 else (down or up)
+    return expected * (ratio or 1.0) ** (at / NORMAL_90)
+
+
+def _between(work: Workload, operations: Operations, rate: FaultRate) -> float:
+    """Return the expected seconds between two faults of the run."""
+    faults = rate.mean / 1000 * host_weight(work.chips_per_host) + _of_spot(operations)
+    return DAY / (faults * work.hosts)
+
+
+def _of_spot(operations: Operations) -> float:
+    """Return how often in a day a spot host is taken away."""
+    return 0.0 if operations.spot_hours is None else 24 / operations.spot_hours
+
+
+def _least(work: Workload) -> float:
+    """Return the least seconds between two checkpoints: a step."""
+    return work.step_seconds.expected
+
+
+def _known_period(work: Workload, operations: Operations, without: Sequence[str]) -> float | None:
+    """Return the best time between two checkpoints; None where their seconds are not known."""
+    if operations.checkpoint_seconds is None:
+        return None
+    rate = Evidence.of(operations, "automatic", without).rate
+    best = best_period(operations.checkpoint_seconds, _between(work, operations, rate))
+    return max(best, _least(work))
+
+
+def _absent_share(rate: float, hosts: int, spares: int | None) -> float:
+    """Return the share of time in which more hosts are in repair than there are spares (an M/G/inf queue)."""
+    if spares is None:
+        return 0.0
+    repair = failures()["repair"]
+    mean = rate * repair["hardware_share"] * hosts * repair["mean_seconds"] / DAY
+    if mean > 500:  # far beyond what spares are kept for: the normal tail
+        return min(0.99, 0.5 * math.erfc((spares + 0.5 - mean) / math.sqrt(2 * mean)))
+    term = within = math.exp(-mean)
+    for number in range(1, spares + 1):
+        term *= mean / number
+        within += term
+    return min(0.99, max(0.0, 1 - within))
+
+
+def _questions(
+    work: Workload, operations: Operations, kinds: Sequence[str], by_kind: Sequence[Sequence[_Drawn]]
+) -> list[str]:
+    """Return what is not known, with what would follow from an answer."""
+    found: list[str] = []
+    if len(kinds) > 1:
+        useful = [Range.of([run.steps / run.seconds for run in runs]).expected for runs in by_kind]
+        words = " and ".join(f"{100 * share:.3g} %" for share in useful)
+        found.append(f"--restart automatic or manual: {words} useful")
+    if operations.checkpoint_seconds is None:
+        between = _between(work, operations, operations.rate)
+        every = format_seconds(math.sqrt(2 * between))
+        found.append(
+            f"--checkpoint-seconds S, for which steps wait at one: then one every {every} x root of S"
+        )
+    if operations.failures is None:
+        rates = published("rate")
+        span = f"{min(rates):.3g} to {max(rates):.3g} a day of 1,000 hosts"
+        found.append(f'--failures "N in M node-days", your own faults (published: {span})')
+    return found
+
+
+def _notes(work: Workload, operations: Operations, made: Finish, without: Sequence[str]) -> list[str]:
+    """Return what follows for the run's checkpoints."""
+    every, found = made.save_every_seconds, list[str]()
+    if every is None:
+        return found
+    if work.checkpoint_bytes and every > 0:
+        rate = format_rate(work.checkpoint_bytes / every, "B/s")
+        size = format_rate(work.checkpoint_bytes, "B")
+        found.append(f"checkpoints of {size} so often need storage that takes {rate}")
+    own = None if work.save_every is None else work.save_every * work.step_seconds.expected
+    if own is not None and not 0.5 <= own / every <= 2:
+        useful = finish_of(
+            replace(work, save_every=None), operations, without=without, period_seconds=own
+        ).useful_share
+        if useful.expected < made.useful_share.expected - LEAST_NOTED:
+            found.append(
+                f"as configured, a checkpoint every {format_seconds(own)}, {100 * useful.expected:.3g} % are "
+                f"useful: --set checkpoint.every_steps={made.save_every_steps}"
+            )
+    return found

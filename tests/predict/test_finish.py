@@ -1,0 +1,153 @@
+"""When a run is finished: what faults, checkpoints and restarts take, and what is not known."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+from datetime import date, datetime
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.predict import Interval, Operations, Workload, best_period, failures, finish_of
+from meshwright.predict._failures import FaultRate, LogNormal, faults_by_chance
+
+DAY = 86400
+KNOWN = Interval(low=10.0, expected=10.0, high=10.0)
+WORK = Workload(step_seconds=KNOWN, steps=30 * 8640, hosts=128, chips_per_host=8)  # 30 days of steps
+SURE = Operations(
+    start="2026-12-01",
+    restart="automatic",
+    restart_seconds=600,
+    checkpoint_seconds=30,
+    failures="5000000 in 1000000000 node-days",
+)
+
+
+def test_a_run_without_surprises_takes_what_a_hand_reckons():
+    made = finish_of(WORK, SURE)
+    between = DAY / (128 * 5 / 1000)  # 37.5 h between faults of the run
+    period = math.sqrt(2 * 30 * between)  # Young's rule
+    assert made.save_every_seconds == pytest.approx(period, rel=0.02)
+    lost_of_steps = 30 / period + period / 2 / between + 600 / between
+    beside = made.shares["checkpoints"] + made.shares["lost"] + made.shares["restarts"]
+    people = made.shares["restarts"] - 600 / between * made.shares["steps"]  # incidents that need a person
+    assert (beside - people) / made.shares["steps"] == pytest.approx(lost_of_steps, rel=0.05)
+    assert made.seconds.low < 30 * DAY * (1 + lost_of_steps) * 1.03
+    assert made.interruptions.expected == pytest.approx(30 * DAY / between, rel=0.25)
+
+
+def test_the_best_period_is_where_a_simulation_of_faults_loses_least():
+    def lost(period: float) -> float:  # by chance, fault by fault
+        chance, done, spent = random.Random(3), 0.0, 0.0
+        left = chance.expovariate(1 / 7200)
+        while done < 4e6:
+            if left < period + 60:
+                spent, left = spent + left, chance.expovariate(1 / 7200)
+            else:
+                spent, left, done = spent + period + 60, left - period - 60, done + period
+        return spent / done
+
+    best = best_period(60, 7200)
+    assert lost(best) < min(lost(best / 2.5), lost(best * 2.5))
+    assert best_period(60, 20) == 20  # faults come faster than checkpoints are made
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"restart": "automatic"}, {"restart": "manual"}),
+        ({"checkpoint_seconds": 1}, {"checkpoint_seconds": 100}),
+        ({"restart_seconds": 60}, {"restart_seconds": 7200}),
+        ({"spares": 8}, {"spares": 0}),
+        ({"failures": "1 in 9000 node-days"}, {"failures": "900 in 9000 node-days"}),
+        ({}, {"spot_hours": 200}),
+    ],
+)
+def test_each_answer_moves_the_day(better, worse):
+    first, last = (finish_of(WORK, Operations(**answer)) for answer in (better, worse))
+    assert first.seconds.expected < last.seconds.expected
+    assert first.useful_share.expected > last.useful_share.expected
+
+
+def test_an_answer_that_is_missing_is_asked_for_and_widens_the_interval():
+    asked, answered = finish_of(WORK, Operations()), finish_of(WORK, SURE)
+    for option in (
+        "--restart automatic or manual",
+        "--checkpoint-seconds S",
+        '--failures "N in M node-days"',
+    ):
+        assert sum(option in question for question in asked.questions) == 1
+    assert asked.save_every_seconds is None  # of unknown seconds, no number is made up
+    assert not answered.questions
+    width = [each.seconds.high - each.seconds.low for each in (asked, answered)]
+    assert width[0] > 3 * width[1]
+
+
+def test_ones_own_history_replaces_the_published_rates():
+    prior = FaultRate.of_published()
+    rates = [row["value"] for row in failures()["rate"]]
+    assert min(rates) < prior.mean < max(rates)
+    little, much = prior.updated(20, 1000), prior.updated(20_000, 1_000_000)
+    assert prior.mean < little.mean < much.mean == pytest.approx(20, rel=0.01)
+    draws = [prior.draw(random.Random(seed)) * 1000 for seed in range(2000)]
+    within = sum(min(rates) <= draw <= max(rates) for draw in draws) / len(draws)
+    assert 0.6 < within < 0.95  # six clusters, with one further than the others
+
+
+def test_counts_come_in_bursts_as_in_the_published_trace():
+    chance = random.Random(1)
+    counts = [faults_by_chance(60.0, chance) for _ in range(3000)]
+    assert statistics.fmean(counts) == pytest.approx(60, rel=0.03)
+    assert statistics.variance(counts) / 60 == pytest.approx(1.76**2, rel=0.1)
+
+
+def test_a_source_can_be_left_out_and_every_figure_has_one():
+    groups = ("rate", "automatic", "manual", "incident", "checkpoint")
+    for group in groups:
+        for row in failures()[group]:
+            assert row["source"]
+            assert row["basis"] in ("computed", "stated")
+    assert LogNormal.of("manual", ["opt"]).median == pytest.approx(38_100)
+    with_all, without = finish_of(WORK, Operations()), finish_of(WORK, Operations(), without=["opt"])
+    assert without.interruptions.expected < with_all.interruptions.expected
+
+
+def test_days_are_said_as_people_write_them():
+    now = datetime(2026, 11, 28, 12)
+    (line, *_) = finish_of(WORK, SURE).texts(now)
+    assert line.startswith(("31 Dec (80 %: 31 Dec", "1 Jan 2027 (80 %: 31 Dec"))
+    assert "checkpoint every" in line
+    short = finish_of(replace(WORK, steps=60, start_seconds=100.0), Operations(restart="automatic"))
+    assert short.texts(now)[0].startswith("12:11 (80 %: ")  # ten minutes of steps, and the start
+    assert not short.never
+    open_end = replace(WORK, step_seconds=Interval(low=9.0, expected=10.0, high=None))
+    assert "no upper end" in finish_of(open_end, SURE).texts(now)[0]
+    assert finish_of(open_end, SURE).to_dict(date(2026, 12, 1))["finish_date"]["high"] is None
+
+
+def test_a_run_that_makes_no_progress_is_said_to_end_never():
+    hopeless = replace(SURE, checkpoint_seconds=7200, spot_hours=1.0)
+    made = finish_of(WORK, hopeless)
+    assert made.never
+    assert made.texts(datetime(2026, 12, 1))[0].startswith("never: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"start": "tomorrow"}, "is no date"),
+        ({"restart": "maybe"}, "restart 'maybe'"),
+        ({"failures": "many"}, "as a history of failures"),
+        ({"failures": "3 in 0 node-days"}, "as a history of failures"),
+        ({"spares": -1}, "spares of -1"),
+        ({"restart_seconds": math.nan}, "restart seconds of nan"),
+        ({"spot_hours": 0}, "spot hours of 0"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused_in_words(answer, words):
+    with pytest.raises(InputError, match=words) as refused:
+        Operations(**answer)
+    assert refused.value.hint
