@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from ._recorded import HostSpan
 from ._torch_names import (
     COPY_CALL,
+    OPTIMIZER,
     STEP,
     SYNCHRONIZE,
     VIEWS,
     WAITS,
-    annotation_kind,
     bare,
-    function_kind,
 )
 from ._torch_threads import Span
 
@@ -111,6 +110,10 @@ class Host:
         if self.begins:
             for begin, end in _without(joined, sorted(listed)):
                 yield self._span(LAUNCHES, "launch", thread, (begin, end), None)
+            for span in spans:  # innermost, and so the name of what is launched there
+                if span.what == "annotation" and OPTIMIZER.fullmatch(span.name):
+                    for ends in _without([(span.begin, span.end)], sorted(listed)):
+                        yield self._span(span.name, "launch", thread, ends, span.around.source)
 
 
 def _kind(span: Span) -> str | None:
@@ -119,10 +122,7 @@ def _kind(span: Span) -> str | None:
         if COPY_CALL.fullmatch(span.name):
             return None
         return "compile" if "ModuleLoad" in span.name or "GraphInstantiate" in span.name else None
-    if span.what == "operation":
-        return None
-    kind = annotation_kind(span.name) if span.what == "annotation" else function_kind(span.name)
-    return None if kind == "wait" else kind
+    return span.opens
 
 
 def _copies_and_waits(span: Span) -> bool:

@@ -34,7 +34,7 @@ class Span:
     `detail`: of an operation a `Detail`, of a call its correlation.
     """
 
-    __slots__ = ("around", "begin", "children", "detail", "end", "is_outermost", "name", "what")
+    __slots__ = ("around", "begin", "children", "detail", "end", "is_outermost", "name", "opens", "what")
     detail: Any
 
     def __init__(self, what: str, name: str, begin: float, end: float, detail: Any = None) -> None:
@@ -42,6 +42,7 @@ class Span:
         self.around: Around = OUTSIDE
         self.is_outermost = True  # an operation within no other
         self.children: list[Span] | None = None  # of operations
+        self.opens: str | None = None  # the kind of what the host does, if it is not within such a span
 
 
 class Call:
@@ -97,6 +98,8 @@ def nest(spans: list[Span]) -> None:
             open_spans.pop()
         outer = open_spans[-1] if open_spans else None
         span.around = _around(span, outer.around if outer else OUTSIDE)
+        if outer is None or outer.around.host_kind is None:
+            span.opens = span.around.host_kind
         if outer is not None:
             span.is_outermost = outer.around.operation is None
             holder = outer.around.operation
