@@ -62,6 +62,14 @@ CLASSES = {
     "reductions over tensor": "all-reduce",
     "sums of tied tables": "all-reduce",
     "broadcasts of weights": "all-gather",
+    "slower products": "matmul",
+    "grouped products": "matmul",
+    "products over tensor in pieces": "matmul",
+    "fused kernels": "memory-bound",
+    "what experts save copied to pages": "memory-bound",
+    "attention in 8 bits": "attention",
+    "experts' messages beside products": "all-to-all",
+    "launches that a dispatch waits for": "launch",
 }
 LEAST_SCORED = 3  # rows beside those that calibrate, below which a source says nothing
 

@@ -79,7 +79,7 @@ def _work_of(event: Event, facts: _FactsByName, modules: Mapping[str, Sequence[E
     run = str(stats.get("run_id", ""))
     if not run and (inside := _module_at(event, modules.get(event.plane, ()))) is not None:
         program, run = program or inside.name, f"{inside.begin:.9f}"
-    said = _facts_at(facts, program, name, event.name)
+    program, said = _facts_at(facts, program, name, event.name)
     if said is None and not on_gpu and (CONTAINER.match(name) or DONE.search(name)):
         return None
     if said is not None and not said.is_work:
@@ -108,11 +108,18 @@ def _module_at(event: Event, modules: Sequence[Event]) -> Event | None:
     return inside if inside is not None and event.begin < inside.begin + inside.seconds else None
 
 
-def _facts_at(facts: _FactsByName, program: str, name: str, kernel: str) -> Facts | None:
-    """Return what the program says of an event; a trace may not tell which compilation of it ran."""
-    tables = [facts[program]] if program in facts else []
-    tables += [table for key, table in facts.items() if program and stem(key) == stem(program)]
-    return next((table[each] for table in tables for each in (name, kernel) if each in table), None)
+def _facts_at(facts: _FactsByName, program: str, name: str, kernel: str) -> tuple[str, Facts | None]:
+    """Return the program of an event by the name that the trace gives its text, and what that says of it.
+
+    A trace may not tell which compilation of a program ran, and numbers one from jax's cache differently.
+    """
+    names = [program] if program in facts else []
+    names += [key for key in facts if program and key != program and stem(key) == stem(program)]
+    for key in names:
+        for each in (name, kernel):
+            if each in facts[key]:
+                return key, facts[key][each]
+    return program, None
 
 
 def _words(facts: Facts) -> dict[str, Any]:
