@@ -11,6 +11,8 @@ records have one, and inside the backward pass nothing is recorded but what runs
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -173,8 +175,10 @@ class Places:
         self._recorded: set[int] = set()
         operations = [[span for span in spans if span.what == "operation"] for spans in threads]
         self._find_forward(operations)
-        for spans in operations:
-            self._fill([span for span in spans if span.is_outermost])
+        outermost = [[span for span in spans if span.is_outermost] for spans in operations]
+        ends = sorted(span.begin for spans in outermost for span in spans if _ends_forward(span.around))
+        for spans in outermost:
+            self._fill(spans, ends)
 
     def _find_forward(self, operations: Iterable[list[Span]]) -> None:
         """Find the operations that autograd recorded: those whose backward runs, or all where none does."""
@@ -199,17 +203,21 @@ class Places:
         if around.call is not None:
             around.call.is_recorded = True
 
-    def _fill(self, outermost: list[Span]) -> None:
-        """Count what lies between two recorded operations without a module around it to the forward pass."""
+    def _fill(self, outermost: list[Span], ends: list[float]) -> None:
+        """Count what lies between two recorded operations without a module around it to the forward pass.
+
+        Args:
+            ends: when a backward pass or an update runs, on any thread.
+        """
         between: list[Span] = []
-        is_open = False
+        begin = math.inf  # of the last operation that is recorded
         for span in outermost:
+            if bisect.bisect_left(ends, span.begin) > bisect.bisect_left(ends, begin):
+                between, begin = [], math.inf
             if id(span) in self._recorded:
                 self._recorded.update(map(id, between))
-                between, is_open = [], True
-            elif span.around.is_backward or span.around.optimizer:
-                between, is_open = [], False
-            elif is_open and span.around.call is None:
+                between, begin = [], span.begin
+            elif begin < span.begin and span.around.call is None:
                 between.append(span)
 
     def of(self, around: Around) -> Place:
@@ -227,3 +235,7 @@ class Places:
             return "backward"
         records = id(around.outermost) in self._recorded or (around.call and around.call.is_recorded)
         return "forward" if records else None if around.operation is None else NO_PHASE
+
+
+def _ends_forward(around: Around) -> bool:
+    return around.is_backward or bool(around.optimizer)
