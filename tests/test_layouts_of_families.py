@@ -63,6 +63,24 @@ FAMILIES = {
         ),
         *("model.shared_mlp_dim=24", "model.norm_place=both"),
     ),
+    "delta nets": (
+        *("model.num_layers=4", "model.layer_pattern=delta+experts attention+experts", "model.conv_width=4"),
+        *("model.delta_heads=4", "model.delta_key_heads=2", "model.delta_key_dim=8", "model.scan_chunk=8"),
+        *("model.delta_value_dim=8", "model.num_experts=4", "model.experts_per_token=2"),
+        *("model.shared_mlp_dim=24", "model.shared_gate=true", "model.attention_gate=true"),
+    ),
+    "mamba": (
+        *("model.num_layers=6", "model.layer_pattern=mamba mlp attention+mlp", "model.mamba_heads=4"),
+        *("model.mamba_head_dim=8", "model.mamba_groups=2", "model.mamba_state_dim=8", "model.conv_width=4"),
+        *("model.conv_bias=true", "model.scan_chunk=8", "model.position=none", "model.rope_theta=none"),
+    ),
+    "latents without positions": (
+        *("model.num_layers=4", "model.layer_pattern=delta+mlp delta+experts attention+experts*2"),
+        *("model.delta_heads=4", "model.delta_key_heads=4", "model.delta_key_dim=8", "model.conv_width=4"),
+        *("model.delta_value_dim=8", "model.delta_rank=8", "model.delta_gate=sigmoid", "model.scan_chunk=8"),
+        *("model.latent_rank=8", "model.rotary_dim=4", "model.position=none", "model.rope_theta=none"),
+        *("model.num_experts=4", "model.experts_per_token=2", "model.dense_mlp_dim=24"),
+    ),
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [

@@ -235,8 +235,13 @@ REFUSED = {
     ),
     "plain": (
         ("gpt2-124m", "lora.rank=2", 'lora.targets=["gate_proj"]'),
-        "has 'gate_proj', and a plain MLP has no gate",
-        "leave gate_proj out",
+        "has 'gate_proj', which no layer of this model has",
+        "up_proj or down_proj",
+    ),
+    "no such mixer": (
+        ("bytes-nano", "lora.rank=2", 'lora.targets=["q_proj","in_proj"]'),
+        "has 'in_proj', which no layer of this model has",
+        "use q_proj or k_proj",
     ),
     "latents": (
         ("deepseek-v2-lite", "lora.rank=2"),

@@ -130,6 +130,8 @@ def test_an_irregular_list_is_cut_into_few_stretches_that_repeat():
         (("layer_pattern=local+mlp",), "has 'local'", "set window"),
         (("layer_pattern=attention+mlp", "window=8"), "has no 'local'", "add 'local'"),
         (("layer_pattern=attention+experts",), "has 'experts'", "set num_experts"),
+        (("delta_heads=4",), "delta_heads = 4 has no effect without 'delta' in layer_pattern", '"delta+mlp"'),
+        (("mamba_heads=2",), "mamba_heads = 2 has no effect without 'mamba'", "leave mamba_heads out"),
         (
             ("layer_pattern=local", "window=8", "global_every=2"),
             "is not run with layer_pattern",

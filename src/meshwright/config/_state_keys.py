@@ -69,15 +69,39 @@ class StateKeys(ModelKind):
     Effect: larger chunks take fewer rounds of a loop and more arithmetic within each. Unit: tokens"""
 
     @property
+    def delta_products(self) -> dict[str, tuple[int, int]]:
+        """Numbers of inputs and outputs of each product of a gated delta net; none without one."""
+        if self.delta_heads is None:
+            return {}
+        width, keys, values, heads = self.embed_dim, self._delta_keys, self._delta_values, self.delta_heads
+        sizes = {
+            "query": (width, keys),
+            "key": (width, keys),
+            "value": (width, values),
+            "beta": (width, heads),
+        }
+        if (rank := self.delta_rank) is None:
+            sizes |= {"decay": (width, heads), "output_gate": (width, values)}
+        else:
+            sizes |= {"decay_down": (width, rank), "decay": (rank, keys)}
+            sizes |= {"output_gate_down": (width, rank), "output_gate": (rank, values)}
+        return {**sizes, "output": (values, width)}
+
+    @property
+    def mamba_products(self) -> dict[str, tuple[int, int]]:
+        """Numbers of inputs and outputs of each product of Mamba-2; none without it."""
+        if self.mamba_heads is None:
+            return {}
+        inner, shared = self.mamba_heads * (self.mamba_head_dim or 0), self._mamba_shared
+        sizes = {"output_gate": inner, "value": inner, "key": shared, "query": shared}
+        sizes["step"] = self.mamba_heads
+        made = {name: (self.embed_dim, size) for name, size in sizes.items()}
+        return {**made, "output": (inner, self.embed_dim)}
+
+    @property
     def num_delta_matrix_parameters(self) -> int:
         """Number of weights in the products of one gated delta net; see `num_delta_parameters`."""
-        if self.delta_heads is None:
-            return 0
-        embed, keys, values = self.embed_dim, self._delta_keys, self._delta_values
-        each = embed * (2 * keys + values) + values * embed + embed * self.delta_heads
-        if (rank := self.delta_rank) is not None:
-            return each + 2 * embed * rank + rank * (keys + values)
-        return each + embed * (self.delta_heads + values)
+        return sum(inputs * outputs for inputs, outputs in self.delta_products.values())
 
     @property
     def num_delta_parameters(self) -> int:
@@ -99,10 +123,7 @@ class StateKeys(ModelKind):
     @property
     def num_mamba_matrix_parameters(self) -> int:
         """Number of weights in the products of one Mamba-2 layer; see `num_mamba_parameters`."""
-        if self.mamba_heads is None:
-            return 0
-        inner, shared = self.mamba_heads * (self.mamba_head_dim or 0), self._mamba_shared
-        return self.embed_dim * (3 * inner + 2 * shared + self.mamba_heads)
+        return sum(inputs * outputs for inputs, outputs in self.mamba_products.values())
 
     @property
     def num_mamba_parameters(self) -> int:

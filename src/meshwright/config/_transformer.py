@@ -182,7 +182,7 @@ class TransformerModel(GlobalKeys):
     Effect: nothing that is weighed; stages hold whole groups. Unit: layers"""
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
-    The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
+    The last `rotary_dim` numbers of each key are one vector for all heads, which rotary positions turn.
     Effect: fewer parameters than `embed_dim` x heads; `fsdp` must divide it; not with `context`.
     Unit: numbers per token"""
     query_rank: OptionalPositive = None
@@ -212,7 +212,7 @@ class TransformerModel(GlobalKeys):
     Effect: elementwise arithmetic on the logits. Unit: none"""
     mtp_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """Modules that predict further tokens, each with a block like the last layer's (DeepSeek-V3: 1).
-    They are trained and not exported; evaluation leaves them out.
+    They are trained and not exported; evaluation leaves them out. `--from` reads those of DeepSeek-V3.
     Effect: parameters and FLOPs of as many layers and heads more; no `stage`, no `lora`. Unit: modules"""
     mtp_loss: NotNegativeFloat = 0.3
     """Weight of the mean loss of `mtp_layers` in the loss of training; DeepSeek-V3 began with 0.3.

@@ -36,6 +36,10 @@ def transformer_problems(model: TransformerModel) -> Iterator[Problem]:
 def _pattern_problems(model: TransformerModel) -> Iterator[Problem]:
     """Yield the problems with the pattern of layers: with its words, and with other keys."""
     if not model.layer_pattern:
+        for mixer, name in (("delta", "delta_heads"), ("mamba", "mamba_heads")):
+            if (value := getattr(model, name)) is not None:
+                what = f"= {value} has no effect without {mixer!r} in layer_pattern"
+                yield name, what, f'leave {name} out, or write which layers have it, as in "{mixer}+mlp"'
         return
     key, written = "layer_pattern", f"= {model.layer_pattern[:60]!r}"
     try:

@@ -53,19 +53,36 @@ def gpt_oss(folder):
     (folder / "config.json").write_text(json.dumps(file))
 
 
-BASES = {"gpt-oss": gpt_oss}
+QWEN3_NEXT = {
+    **{**SIZES, "head_dim": 16, "full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
+    **{"linear_value_head_dim": 8, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
+}
+
+
+def qwen3_next(folder):
+    torch.manual_seed(0)
+    config = transformers.Qwen3NextConfig(**QWEN3_NEXT)
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(16)
+    model.save_pretrained(folder)
+
+
+BASES = {"gpt-oss": gpt_oss, "qwen3-next": qwen3_next}
+OF_ATTENTION = '"q_proj","k_proj","v_proj","o_proj"'
+TARGETS = {"gpt-oss": OF_ATTENTION, "qwen3-next": f'{OF_ATTENTION},"in_proj","out_proj"'}
 WAYS = {
-    "lora": (
-        "lora.rank=16",
-        'lora.targets=["q_proj","k_proj","v_proj","o_proj"]',
-        "optimizer.learning_rate=0.05",
-    ),
+    "lora": ("lora.rank=16", "optimizer.learning_rate=0.05"),
     "full": ("state.parameters=bf16", "state.moments=bf16", "optimizer.learning_rate=0.02"),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", BASES)
+@pytest.mark.parametrize(
+    "family",
+    ["gpt-oss", pytest.param("qwen3-next", marks=pytest.mark.wide)],  # which compiles for a minute
+)
 def test_a_fine_tune_learns_and_transformers_loads_it(family, way, tmp_path):
     """The set is one sequence of tokens, again and again."""
     base, folder, out = (tmp_path / name for name in ("base", "run", "out"))
@@ -76,6 +93,7 @@ def test_a_fine_tune_learns_and_transformers_loads_it(family, way, tmp_path):
         *("precision=bf16", "batch.sequences=8", "batch.sequence_length=32", "remat=none"),
         *("data.source=tokens", f"data.path={tmp_path / 'set.bin'}", "data.dtype=uint16"),
         *WAYS[way],
+        *([f"lora.targets=[{TARGETS[family]}]"] if way == "lora" else []),
     )
     session = Session(begin_from=base)
     run = train(str(base), on="1xCPU", steps=STEPS, folder=folder, overrides=overrides, session=session)

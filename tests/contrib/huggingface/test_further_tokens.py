@@ -9,11 +9,13 @@ from meshwright.config import load_config, text_reading
 from meshwright.contrib.huggingface import FirstWeights, from_huggingface, weights_of
 from meshwright.errors import InputError
 from meshwright.trainer.models.transformer import Transformer
+from meshwright.trainer.step import build_step
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
 transformers = pytest.importorskip(
     "transformers", reason="compared with transformers, which is not installed"
 )
+safetensors = pytest.importorskip("safetensors.numpy")
 qwen3 = pytest.importorskip("transformers.models.qwen3.modeling_qwen3")
 
 VOCABULARY, WIDTH, WEIGHT = 96, 32, 0.3
@@ -133,6 +135,117 @@ def test_loss_and_gradients_are_those_of_the_definition(num_modules, folder, con
     np.testing.assert_allclose(gradients["mtp_1"]["joint"]["matrix"], joint, rtol=1e-3, atol=1e-5)
     count = sum(p.numel() for p in named)
     assert run.model.num_parameters == count
+
+
+DEEPSEEK = {
+    **{**SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "kv_lora_rank": 16},
+    **{"q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "num_mtp_layers": 1},
+}
+del DEEPSEEK["head_dim"]
+QWEN3_NEXT = {
+    **{**SIZES, "full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
+    **{"linear_value_head_dim": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
+}
+
+
+def each_expert(arrays):
+    """The arrays of a block with those of experts apart, as files have them."""
+    found = {}
+    for name, array in arrays.items():
+        group = name.rpartition(".")[0]
+        for n, one in enumerate(array) if name.endswith("experts.gate_up_proj") else ():
+            found |= {f"{group}.{n}.gate_proj.weight": one[:24], f"{group}.{n}.up_proj.weight": one[24:]}
+        for n, one in enumerate(array) if name.endswith("experts.down_proj") else ():
+            found[f"{group}.{n}.down_proj.weight"] = one
+        if "experts." not in name or "shared_expert" in name:
+            found[name] = array
+    return found
+
+
+def deepseek(monkeypatch):
+    """A model with a module, whose names `transformers` takes for those of a published file."""
+    layers = pytest.importorskip("transformers.modeling_layers")
+    if not hasattr(layers, "MtpModel"):
+        pytest.skip("this release of transformers has no such modules")
+    main = transformers.AutoModelForCausalLM.from_config(
+        transformers.DeepseekV3Config(**DEEPSEEK), attn_implementation="eager"
+    )
+    monkeypatch.setattr(type(main), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.2.*"])
+    module = layers.MtpModel(main, 1).layers[0]
+    names = {"mtp_block.": "model.layers.2.", "post_norm.": "model.layers.2.shared_head.norm."}
+    names |= {name: f"model.layers.2.{name}" for name in ("enorm.", "hnorm.", "eh_proj.")}
+    return main, module, names
+
+
+def qwen3_next(monkeypatch):
+    """A model with a module, by the names of published files, which `transformers` passes over."""
+    modelling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    main = transformers.AutoModelForCausalLM.from_config(
+        transformers.Qwen3NextConfig(**QWEN3_NEXT), attn_implementation="eager"
+    )
+    module = torch.nn.Module()
+    module.pre_fc_norm_embedding, module.pre_fc_norm_hidden, module.norm = (
+        modelling.Qwen3NextRMSNorm(WIDTH, eps=main.config.rms_norm_eps) for _ in range(3)
+    )
+    module.fc = torch.nn.Linear(2 * WIDTH, WIDTH, bias=False)
+    module.layer = modelling.Qwen3NextDecoderLayer(main.config, 1)
+
+    def forward(tokens, hidden, positions, mask, *_):
+        both = [module.pre_fc_norm_embedding(tokens), module.pre_fc_norm_hidden(hidden)]
+        x = module.fc(torch.cat(both, dim=-1))
+        return module.norm(module.layer(x, attention_mask=mask, position_embeddings=positions))
+
+    module.forward = forward
+    names = {"layer.": "mtp.layers.0."}
+    return main, module, names | {name: f"mtp.{name}" for name in ("pre_fc_norm", "norm.", "fc.")}
+
+
+@pytest.mark.parametrize("family", [deepseek, pytest.param(qwen3_next, marks=pytest.mark.wide)])
+def test_modules_of_a_file_are_read_and_trained_as_those_of_transformers(
+    family, tmp_path, monkeypatch, mesh, context
+):
+    torch.manual_seed(0)
+    main, module, names = family(monkeypatch)
+    with torch.no_grad():
+        for parameter in (*main.parameters(), *module.parameters()):
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + float(parameter.ndim == 1))
+    main = main.float().eval()
+    main.save_pretrained(tmp_path)
+    arrays = {
+        next(theirs + name.removeprefix(ours) for ours, theirs in names.items() if name.startswith(ours)): x
+        for name, x in module.state_dict().items()
+    }
+    arrays = {name: x.contiguous().numpy() for name, x in each_expert(arrays).items()}
+    file = tmp_path / "model.safetensors"
+    safetensors.save_file({**safetensors.load_file(file), **arrays}, file, {"format": "pt"})
+    if family is deepseek:  # the names are those of published files, as transformers knows them
+        read = transformers.modeling_layers.MtpModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        )
+        assert all(
+            torch.equal(x, read.layers[0].state_dict()[name]) for name, x in module.state_dict().items()
+        )
+
+    tokens = np.random.default_rng(0).integers(3, VOCABULARY, (2, 33))
+    with torch.no_grad():
+        wanted = their_loss(main, [lambda *given: module(*given, None, None)], torch.tensor(tokens)).item()
+    changes = {"model.mtp_layers": 1, "model.mtp_loss": WEIGHT, "batch.sequences": 4}
+    run = load_config(str(tmp_path), changes)
+    first = FirstWeights(tmp_path, run)
+    assert first.notes == ()
+    tree = first.parameters(build_step(run, mesh()).state["parameters"])
+    with jax.default_matmul_precision("highest"):
+        found = jax.jit(
+            lambda tree, tokens: Transformer(run.model).loss(tree, {}, {"tokens": tokens}, context())[0]
+        )(tree, jnp.asarray(tokens, jnp.int32))
+    assert float(found) == pytest.approx(wanted, rel=1e-5)
+    (left_out,) = FirstWeights(tmp_path, load_config(str(tmp_path), {"batch.sequences": 4})).notes
+    assert f"{len(arrays)} arrays of modules that predict further tokens are left out" in left_out
+    if family is qwen3_next:
+        with pytest.raises(InputError, match="the names of those of module 2 are not known"):
+            FirstWeights(tmp_path, load_config(str(tmp_path), {"model.mtp_layers": 2}))
 
 
 def test_a_file_that_has_modules_says_that_they_are_left_out(folder, tmp_path):

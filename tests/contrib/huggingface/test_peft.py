@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not
 transformers = pytest.importorskip(
     "transformers", reason="compared with transformers, which is not installed"
 )
+safetensors = pytest.importorskip("safetensors.numpy")
 peft = pytest.importorskip("peft", reason="compared with PEFT, which is not installed")
 # PEFT asks transformers for a property by its former name.
 pytestmark = [
@@ -40,6 +41,10 @@ SIZES = {
 }
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **IDS}
+LINEAR = {
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
+    "linear_value_head_dim": 6,
+}
 EVERY = 'lora.targets=["all-linear"]'
 CASES = {  # family, sizes, overrides
     "llama, every product": ("LlamaConfig", {**SIZES, "num_key_value_heads": 2}, (EVERY,)),
@@ -71,6 +76,41 @@ CASES = {  # family, sizes, overrides
         {**SIZES, **IDS, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4},
         ('lora.targets=["q_proj", "k_proj", "v_proj", "o_proj"]',),
     ),
+    "qwen3-next, mixers beside experts": (
+        "Qwen3NextConfig",
+        {
+            **{**SIZES, **IDS, **LINEAR, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4},
+            **{"full_attention_interval": 2, "moe_intermediate_size": 20, "num_experts_per_tok": 2},
+            "shared_expert_intermediate_size": 12,
+        },
+        ('lora.targets=["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"]',),
+    ),
+    "qwen3.5, delta nets": (
+        "Qwen3_5TextConfig",
+        {
+            **{**SIZES, **IDS, **LINEAR, "num_key_value_heads": 2, "head_dim": 16},
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        (EVERY,),
+    ),
+    "granite 4, hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **{**SIZES, **IDS, "num_key_value_heads": 2, "num_local_experts": 0, "mamba_n_groups": 2},
+            **{"shared_intermediate_size": 40, "layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
+            **{"mamba_d_head": 8, "mamba_d_state": 6, "rope_parameters": None},
+        },
+        (EVERY,),
+    ),
+    "nemotron-h, parts of layers": (
+        "NemotronHConfig",
+        {
+            **{key: value for key, value in SIZES.items() if key != "num_hidden_layers"},
+            **{**IDS, "num_key_value_heads": 2, "head_dim": 16, "hybrid_override_pattern": "M-M*-"},
+            **{"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "n_groups": 2},
+        },
+        ('lora.targets=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "in_proj"]',),
+    ),
     "gpt2, inputs first": ("GPT2Config", GPT2, (EVERY,)),
 }
 
@@ -81,6 +121,10 @@ WIDE = (
     "gpt-neox, fused by head",
     "glm4, fused gate and up",
     "gpt2, inputs first",
+    "qwen3-next, mixers beside experts",
+    "qwen3.5, delta nets",
+    "granite 4, hybrid",
+    "nemotron-h, parts of layers",
 )
 LONG = ("qwen2, queries and values", "starcoder2, without a gate", "phi3, fused products")
 MARKS = {name: mark for mark, names in ((pytest.mark.wide, WIDE), (pytest.mark.long, LONG)) for name in names}
@@ -174,6 +218,17 @@ def test_peft_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path, mon
     of_run = load_config(str(folder)).num_trained_parameters
     fused = any(json.loads((tmp_path / "adapter_config.json").read_text())["rank_pattern"])
     assert held >= of_run if fused else held == of_run
+
+
+def test_all_linear_means_the_products_that_peft_finds(trained, tmp_path, monkeypatch):
+    base, folder = trained
+    if load_config(str(folder)).lora.targets != ("all-linear",):
+        pytest.skip("the run has adapters of some products alone")
+    exported(folder, tmp_path, monkeypatch)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    found = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    wanted = {name.replace(".default", "") for name, _ in found.named_parameters() if "lora_" in name}
+    assert set(safetensors.load_file(tmp_path / "adapter_model.safetensors")) == wanted
 
 
 def test_the_merged_model_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path):

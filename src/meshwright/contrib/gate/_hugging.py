@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.config import TARGETS
 from meshwright.errors import InputError, nearest_name
 
 from ._documents import tables_of, text_of
@@ -120,7 +121,6 @@ def adapter_targets(file: str, key: str, given: Any) -> tuple[str, ...]:
     Raises:
         InputError: one of them is no product of our blocks.
     """
-    known = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     listed = given.split(",") if isinstance(given, str) else given
     if not isinstance(listed, list):
         raise InputError(f"{file}: {key} is no list of names", hint="write it as [q_proj, v_proj]")
@@ -128,7 +128,7 @@ def adapter_targets(file: str, key: str, given: Any) -> tuple[str, ...]:
     if names in (["all"], ["all-linear"]):
         return ("all-linear",)
     for name in names:
-        if name not in known:
+        if name not in TARGETS:
             what = f"{file}: {key} names {name[:60]!r}, which is no product of our blocks"
-            raise InputError(what, hint=f"use names of {', '.join(known)}, or --ignore {key}")
+            raise InputError(what, hint=f"use names of {', '.join(TARGETS)}, or --ignore {key}")
     return tuple(names)

@@ -37,7 +37,7 @@ def export_huggingface(found: Found, config: RunConfig, folder: Path) -> dict[st
             hint="leave --format out",
         )
     tree = huggingface_of_model(config.model, config.batch.sequence_length)
-    weights = weights_of(config.model, tree["model_type"])
+    weights = weights_of(config.model.model_copy(update={"mtp_layers": 0}), tree["model_type"])
     parameters = Parameters(found, "parameters", unrolled=config.model.unroll)
     if config.lora.rank is not None:
         parameters = Merged(found, config)

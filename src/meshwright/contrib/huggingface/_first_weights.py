@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from ._weight_names import Weight, part_of, weights_of
 
 Tree = Any
 BASE = "base.json"
+_FURTHER = re.compile(r"(?:model\.|backbone\.|language_model\.)*(?:mtp\.|layers\.(\d+)\.)")
+_SHARED = ("embed_tokens.weight", "shared_head.head.weight")  # what files of such modules repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,8 @@ def base_of(run: Path) -> Base | None:
 class FirstWeights:
     """The parameters with which a run begins, from the folder of a Hugging Face model.
 
-    `base`: that folder, and the model's type.
+    `base`: that folder, and the model's type. `notes`: which arrays of modules that predict further tokens
+    are left out.
 
     Raises:
         InputError: the folder has no readable `config.json` and weights, or the run's model is no Transformer
@@ -99,11 +103,6 @@ class FirstWeights:
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
             )
-        if config.model.mtp_layers:
-            raise InputError(
-                f"weights of model.mtp_layers = {config.model.mtp_layers} are not read from {folder}",
-                hint="leave mtp_layers out, as transformers does, or begin with random weights",
-            )
         if (quantised := file.get("quantization_config")) is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             if method != "mxfp4":
@@ -115,6 +114,7 @@ class FirstWeights:
         self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         files = WeightFiles(folder)
+        self.notes = _of_further(config.model, self._weights, files.names, folder)
         self._read = unpacking(files.read, files.names)
         if is_part:
             self._read = of_text_part(self._read, files.names)
@@ -192,6 +192,35 @@ class FirstWeights:
                     (slice(first, last), *rest)
                 )
         return values
+
+
+def _of_further(
+    model: TransformerModel, weights: tuple[Weight, ...], names: set[str], folder: Path
+) -> tuple[str, ...]:
+    """Return in words which arrays of modules that predict further tokens a run leaves out.
+
+    Raises:
+        InputError: the run has such a module, and the names of its arrays are not known.
+    """
+    known = {path[0] for weight in weights for path in weight.ours}
+    if unknown := [n for n in range(1, model.mtp_layers + 1) if f"mtp_{n}" not in known]:
+        raise InputError(
+            f"weights of model.mtp_layers = {model.mtp_layers} are not read from {folder}: "
+            f"the names of those of module {unknown[0]} are not known",
+            hint=f"use model.mtp_layers={unknown[0] - 1}, or begin with random weights",
+        )
+    read = {weight.name.partition("{")[0] for weight in weights if weight.ours[0][0].startswith("mtp_")}
+    beyond = [
+        name
+        for name in sorted(names)
+        if (found := _FURTHER.match(name)) and (found[1] is None or int(found[1]) >= model.num_layers)
+    ]
+    left = [name for name in beyond if not any(name.startswith(each) for each in read)]
+    left = [name for name in left if not name.endswith(_SHARED)]
+    if not left:
+        return ()
+    what = f"{folder}: {len(left)} arrays of modules that predict further tokens are left out"
+    return (f"{what} ({left[0]}, ...)",)
 
 
 def _rows(paths: list[tuple[str, ...]]) -> dict[tuple[str, ...], int]:

@@ -20,17 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.config import GLOBAL_ATTENTION, LoraConfig, RunConfig, TransformerModel, huggingface_of_model
+from meshwright.config import FAMILIES, LoraConfig, RunConfig, TransformerModel, huggingface_of_model
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Found, StoredArray
 
 from ._checkpoint_parameters import Parameters
 from ._weight_files import write_file
-from ._weight_names import Weight, joined_weight, places_of, weights_of
+from ._weight_names import Weight, joined_weight, places_of, shapes_of, weights_of
 
 SUFFIX = "_adapter"
 """Ends the name of an adapter among a block's parameters."""
 PREFIX, ENDING = "base_model.model.", ".weight"
+UNLOADED = {"nemotron_h": "out_proj"}
+"""The product of a family whose adapter PEFT refuses, since a fused kernel would pass over it."""
 CONV1D = "gpt2"  # the family whose products are stored with the inputs first
 Key = tuple[str, ...]
 _Module = tuple[Weight, list[Key]]  # a product of theirs, and those of ours in it that have adapters
@@ -46,7 +48,8 @@ def export_peft(
         family: the `model_type` of that model; by default the first that has these sizes.
 
     Raises:
-        InputError: the run has no adapters, its model is of no known family, or the folder cannot be written.
+        InputError: the run has no adapters, its model is of no known family, PEFT cannot load them, or the
+            folder cannot be written.
     """
     model, lora = config.model, config.lora
     if not isinstance(model, TransformerModel) or lora.rank is None:
@@ -54,10 +57,16 @@ def export_peft(
             f"{config.name} was trained without adapters", hint="use --format huggingface for its parameters"
         )
     family = family or str(huggingface_of_model(model, config.batch.sequence_length)["model_type"])
-    weights = weights_of(model, family)
+    weights, inside = weights_of(model, family), FAMILIES[family].modules
     modules = list(_modules(weights, model, lora))
     parameters = Parameters(found, "parameters", unrolled=model.unroll)
-    arrays = [array for module in modules for array in _arrays(module, parameters, model)]
+    if UNLOADED.get(family) in {_names(weights)[weight.name] for weight, _ in modules}:
+        raise InputError(
+            f"PEFT loads no adapter of {UNLOADED[family]} in a {family} model",
+            hint="use --format huggingface, which adds the adapters to the parameters",
+        )
+    declared = shapes_of(model)
+    arrays = [array for module in modules for array in _arrays(module, parameters, declared, inside)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "adapter_model.safetensors", arrays)
@@ -113,13 +122,23 @@ def _modules(weights: tuple[Weight, ...], model: TransformerModel, lora: LoraCon
 
 
 def _arrays(
-    module: _Module, parameters: Mapping[Key, np.ndarray], model: TransformerModel
+    module: _Module,
+    parameters: Mapping[Key, np.ndarray],
+    declared: Mapping[Key, tuple[int, ...]],
+    inside: Mapping[str, str],
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the matrices A and B of one product, as PEFT holds them, for each layer."""
+    """Yield the matrices A and B of one product, as PEFT holds them, for each layer.
+
+    Args:
+        module: the product.
+        parameters: the run's, by path.
+        declared: the shapes of the base's parameters.
+        inside: parts of modules' names, by those of the arrays in files.
+    """
     weight, chosen = module
     both = {path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen}
     rank = next(iter(both.values()))[1].shape[1]
-    shapes = {path: _output_shape(path, model) for path in weight.ours}
+    shapes = {path: declared[path][1 + weight.num_inputs :] for path in weight.ours}
     for name, (layer, *_) in places_of(weight, (len(weight.layers),)):
         firsts = [first[layer].reshape(-1, rank).T for first, _ in both.values()]
         seconds = []
@@ -130,23 +149,16 @@ def _arrays(
                 rows[start : start + rank] = both[path][1][layer]
             seconds.append(rows)
         second = joined_weight(replace(weight, num_inputs=1, transposed=True), seconds)
-        stem = PREFIX + name.removesuffix(ENDING)
+        stem = PREFIX + _of_module(name, inside)
         yield f"{stem}.lora_A.weight", np.ascontiguousarray(np.concatenate(firsts))
         yield f"{stem}.lora_B.weight", np.ascontiguousarray(second)
 
 
-def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
-    """Return the output dims of a product, with heads as a dim of their own."""
-    if path[1] == GLOBAL_ATTENTION:
-        (_, (model, _)) = model.attentions
-    return {
-        "query": (model.num_heads, model.head_dim),
-        "output_gate": (model.num_heads, model.head_dim),
-        "key": (model.num_kv_heads, model.head_dim),
-        "value": (model.num_kv_heads, model.head_dim),
-        "output": (model.embed_dim,),
-        "down": (model.embed_dim,),
-    }.get(path[-1], (model.mlp_dim,))
+def _of_module(name: str, inside: Mapping[str, str]) -> str:
+    """Return the name of the module whose weight an array of a file is."""
+    for part, other in inside.items():
+        name = name.replace(part, other)
+    return name.removesuffix(ENDING)
 
 
 def _names(weights: tuple[Weight, ...]) -> dict[str, str]:

@@ -12,6 +12,7 @@ Numbers are copied, so both directions are exact; but for Gemma's scales, to whi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, product
@@ -92,8 +93,7 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
             f"no weights of model_type {family!r} are known", hint=nearest_name(family, FAMILIES)
         )
     stacked = Transformer(model.model_copy(update={"unroll": False}))
-    leaves, _ = jax.tree_util.tree_flatten_with_path(stacked.parameters(), is_leaf=is_parameter)
-    declared = {tuple(key.key for key in path): parameter for path, parameter in leaves}
+    declared = _declared(stacked)
     chosen = dict[str, str]()
     for entry, name in found.weights.items():
         ours, _, condition = entry.partition(" if ")
@@ -101,11 +101,23 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         if not condition or any(path in declared for path in _in_each_stretch(wanted, stacked)):
             chosen[ours] = name
     arrays = [weight for ours in chosen for weight in _weights(found, ours, chosen, declared, stacked)]
+    arrays += _further(found, chosen, declared, stacked)
     like = next(weight for weight in arrays if "{layer}" in weight.name)
     constants = [
         replace(like, name=name, num_inputs=0, constant=value) for name, value in found.constants.items()
     ]
     return (*arrays, *constants)
+
+
+def shapes_of(model: TransformerModel) -> dict[Path, tuple[int, ...]]:
+    """Return the shapes of a model's parameters by path, with layers stacked."""
+    stacked = Transformer(model.model_copy(update={"unroll": False}))
+    return {path: parameter.shape for path, parameter in _declared(stacked).items()}
+
+
+def _declared(model: Transformer) -> dict[Path, Parameter]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(model.parameters(), is_leaf=is_parameter)
+    return {tuple(key.key for key in path): parameter for path, parameter in leaves}
 
 
 def _in_each_stretch(path: Path, model: Transformer) -> list[Path]:
@@ -125,6 +137,7 @@ def _weights(
     """Yield the arrays of one entry of a family's `weights`: of each stack of layers, with their biases."""
     paths = tuple(tuple(each.split(".")) for each in weight_parameters(ours))
     named = {each for entry in chosen for each in weight_parameters(entry)}
+    entry = re.sub(r"^mtp_\d+", "layers", ours)
     for stack in zip(*(_in_each_stretch(path, model) for path in paths), strict=True):
         name, last = stack[0][0], stack[0][-1]
         if stack[0] not in declared:
@@ -136,11 +149,11 @@ def _weights(
             name=chosen[ours] if _is_whole(last, chosen[ours]) else f"{chosen[ours]}.weight",
             ours=stack,
             num_inputs=num_inputs,
-            transposed=not (is_product and ours in family.inputs_first),
-            heads=_num_heads(stack[0], declared[stack[0]], model) if ours in family.by_head else 0,
+            transposed=not (is_product and entry in family.inputs_first),
+            heads=_num_heads(stack[0], declared[stack[0]], model) if entry in family.by_head else 0,
             of_taps=of_taps,
-            alternating=ours in family.alternating,
-            shaped=tuple(family.shaped.get(ours, ())),
+            alternating=entry in family.alternating,
+            shaped=tuple(family.shaped.get(entry, ())),
             layers=_their_layers(family, stack[0], model) if holds_layers(name) else (),
             added=1.0 if family.scales_from_one and last in SCALES else 0.0,
         )
@@ -150,6 +163,27 @@ def _weights(
             name = f"{chosen[ours]}.bias"
             vectors = {"num_inputs": 0, "transposed": True, "added": 0.0, "of_taps": False}
             yield replace(weight, name=name, ours=biases, **vectors)
+
+
+def _further(
+    family: Family, chosen: Mapping[str, str], declared: Mapping[Path, Parameter], model: Transformer
+) -> Iterator[Weight]:
+    """Yield the arrays of modules that predict further tokens, as far as the family's files have such."""
+    names = family.further
+    known = (model.config.mtp_layers if "{" in names["block"] else 1) if names else 0
+    for number in range(1, min(model.config.mtp_layers, known) + 1):
+        module, beyond = f"mtp_{number}", model.config.num_layers + number - 1
+        placed = {part: name.format(beyond=beyond) for part, name in names.items()}
+        block = placed.pop("block")
+        entries = {f"{module}.joint.matrix": placed.pop("joint")}
+        entries |= {f"{module}.{part}.scale": name for part, name in placed.items()}
+        entries |= {
+            module + ours.removeprefix("layers"): name.replace("model.layers.{layer}", block)
+            for ours, name in chosen.items()
+            if ours.startswith("layers.")
+        }
+        for ours in entries:
+            yield from _weights(family, ours, entries, declared, model)
 
 
 def _their_layers(family: Family, path: Path, model: Transformer) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ FIRST_TRACED, LAST_TRACED = 3, 5
 """The steps of a process that a trace holds: the first two still fill caches."""
 NoticeKind = Literal[
     "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal", "autotuning",
-    "data",
+    "data", "tracker",
 ]  # fmt: skip
 
 
@@ -202,8 +202,11 @@ class StepFlops:
 class FirstParameters(Protocol):
     """Parameters to begin a run with, in place of random ones.
 
-    `documents`: files of the run's folder, by name, that say where they come from.
+    `documents`: files of the run's folder, by name, that say where they come from. `notes`: what is left out
+    of what was found there.
     """
+
+    notes: tuple[str, ...]
 
     @property
     def documents(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
-from meshwright.config import NF4_BLOCK, TARGETS
+from meshwright.config import GLOBAL_ATTENTION, NF4_BLOCK, TARGETS
 
 from ._base_model import Parameter, Tree
 
@@ -37,7 +37,7 @@ NF4 = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-_PRODUCTS = frozenset(TARGETS.values())  # by group and name
+_PRODUCTS = frozenset(place for places in TARGETS.values() for place in places)  # by group and name
 _BORDERS = tuple((low + high) / 2 for low, high in itertools.pairwise(NF4))
 
 
@@ -154,6 +154,7 @@ def _with_products(tree: Tree, both: Callable[[str, Any], dict[str, Any]], group
     if not isinstance(tree, dict):
         return tree
     made: dict[str, Any] = {}
+    group = "attention" if group == GLOBAL_ATTENTION else group
     for name, below in tree.items():
         made |= both(name, below) if (group, name) in _PRODUCTS else {name: _with_products(below, both, name)}
     return made
