@@ -237,7 +237,7 @@ def eager_step(*, pause=(), extra=0, update=0, item=False):
                 t.op("autograd::engine::evaluate_function: AddmmBackward0", now, 1000, BACKWARD, 5 + index, 1)
             dims = [[64], [64, 64], [64, 64]] if not engine else [[64, 64], [64, 64]]
             tid = BACKWARD if engine else HOST
-            t.op(name, now + 1, 900, tid, sequence=None if engine else 5 + index, dims=dims)
+            t.op(name, now + 1, 990, tid, sequence=None if engine else 5 + index, dims=dims)
             t.launch(GEMM, now + 2, now + 3, 990, tid)
             now += 1000 + sum(long for place, long in pause if place == number)
         if item:
