@@ -192,8 +192,9 @@ def figures_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def step_of(seconds: Sequence[float]) -> str:
-    """Return the words of a predicted time: with an interval, or one number without."""
-    return "{1:.3g} ({0:.3g} to {2:.3g})".format(*seconds) if len(seconds) == 3 else f"{seconds[0]:.3g}"
+    """Return the words of a predicted time: with its interval, or one without an upper end, or alone."""
+    forms = {1: "{0:.3g}", 2: "{1:.3g} ({0:.3g} or more)", 3: "{1:.3g} ({0:.3g} to {2:.3g})"}
+    return forms[len(seconds)].format(*seconds)
 
 
 def main() -> None:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from .contrib.check import diff as diff
     from .contrib.explain import Explanation as Explanation
     from .contrib.explain import explain_file as explain_file
+    from .contrib.gate import Gate as Gate
+    from .contrib.gate import Limits as Limits
+    from .contrib.gate import Reading as Reading
+    from .contrib.gate import gate as gate
     from .contrib.runs import Comparison as Comparison
     from .contrib.runs import RunRecord as RunRecord
     from .contrib.runs import Runs as Runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from meshwright.contrib.runs import found_runs, run_record
 from meshwright.kept_records import KeptRun, store_folder
 from meshwright.trainer.checkpoint import lock_folder
 from meshwright.trainer.loop import RunFolder
-from tests.contrib.runs.conftest import CONFIG, begun, run_in
+from tests.contrib.runs.conftest import CONFIG, begun, ended, run_in
 
 WRITERS = Path(__file__).with_name("killed_writers.py")
 
@@ -204,6 +205,42 @@ def test_a_store_that_cannot_be_written_is_words_and_the_runs_are_listed(store: 
     found = found_runs()
     assert [run.folder.name for run in found.runs] == ["a"]
     assert any("cannot be written" in note for note in found.notes)
+
+
+def test_a_full_disk_loses_nothing_once_there_is_room(store: Path):
+    folder = store / "runs" / "a"
+    held = RunFolder(folder, resume=True)
+    held.create()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # as a full disk, for files and for the store
+    try:
+        kept = KeptRun(held, CONFIG, "1xCPU", 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written" in kept.refused
+    assert "run.json" in held.writes.refused
+    assert not (folder / "run.json").exists()
+    ended(kept)
+    held.close()
+    (run,) = found_runs().runs
+    assert (run.state, run.step, run.folder) == ("finished", 5, folder)
+
+
+def test_files_that_are_pipes_or_loops_are_words_and_nothing_hangs(store: Path):
+    folder = store / "runs" / "a"
+    run_in(folder)
+    for name in ("weighing.json", "measurement.json", "notices.jsonl"):
+        os.mkfifo(folder / name)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+    run = run_record(folder)
+    assert (run.phases(), run.notices(), run.samples(), run.config()) == ({}, (), (), {})
+    made = mw.compare(folder, folder)
+    assert "weighing.json cannot be read: it is a pipe, not a file" in made.sides[0].notes[0]
+    (folder / "run.json").unlink()
+    os.mkfifo(folder / "run.json")
+    (run,) = found_runs().runs
+    assert "it is a pipe" in run.notes[0]
 
 
 def test_half_a_run_is_listed_with_words(store: Path):

@@ -41,6 +41,8 @@ IDLE = "idle"
 INSIDE = "inside"  # of a run of the step's own program
 OTHERS = "others"  # another device works, or the step's program is launched and begins late
 NOTHING = "nothing"  # no span of the host was recorded
+HOLDING = {INSIDE: ("callback", "collect"), OTHERS: ("callback", "collect", "compile", "trace", "transfer")}
+"""What the host does that holds the program up all the same: a launch may compile it or copy arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ def _of_the_host(idle: Iterable[_Idle], spans: Sequence[HostSpan]) -> Iterator[t
 
 def _idle_item(here: Sequence[HostSpan], held_by: str, order: dict[str, int]) -> Item:
     """Return what a stretch of idle time belongs to. `here`: the spans that contain it."""
-    if held_by and not any(span.kind in ("callback", "collect") for span in here):
+    if held_by and not any(span.kind in HOLDING[held_by] for span in here):
         return Item(kind=IDLE, name="", host=held_by)
     if not here:
         return Item(kind=IDLE, name="", host=NOTHING)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.contrib.check import Difference, Figures, difference_of, figures_of
 from meshwright.errors import InputError, MeshwrightError, printable
-from meshwright.files import parsed_json, read_json, reason
+from meshwright.files import read_json, reason
 from meshwright.kept_records import PLANS, WEIGHINGS
 from meshwright.reportable import Reportable
 
@@ -216,7 +216,7 @@ def _run_side(run: RunRecord) -> ComparedSide:
         notes.append(f"{label} {run.state}: {run.words}")
     figures = None
     try:
-        figures = figures_of(parsed_json((run.folder / "weighing.json").read_bytes(), strict=False), label)
+        figures = figures_of(read_json(run.folder / "weighing.json", strict=False), label)
     except FileNotFoundError:
         notes.append(f"{label} has no weighing.json: its settings are those of its config.json")
     except (OSError, ValueError, InputError) as error:

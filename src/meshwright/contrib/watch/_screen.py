@@ -115,7 +115,7 @@ def line_of(row: Fields) -> str:
     if row["loss"] is not None:
         parts.append(f"loss {row['loss']:.4g}")
     if row["step_seconds"] is not None:
-        parts.append(_step_words(row))
+        parts.append(_step_words(row, row["step_seconds"]))
         if row["tokens_per_step"]:
             parts.append(f"{format_count(row['tokens_per_step'] / row['step_seconds'])} {row['unit']}/s")
     if row["mfu"] is not None:
@@ -128,9 +128,9 @@ def _left(row: Fields) -> list[str]:
     return [] if left is None else [f"{format_seconds(left)} of steps left"]
 
 
-def _step_words(row: Fields) -> str:
+def _step_words(row: Fields, seconds: float) -> str:
     """Return the time of a step beside its predicted band."""
-    seconds, band = row["step_seconds"], row["predicted"].get("seconds")
+    band = row["predicted"].get("seconds")
     if band is None:
         return f"{format_seconds(seconds)} a step"
     _, low, high = band
@@ -149,7 +149,7 @@ def _lines(run: LiveRun, row: Fields, width: int) -> Iterator[str]:
         yield f"{'step':{LABEL}}{bar:░<{spark_width}}  {row['step']:,} of {row['steps']:,}{left}"
     texts = {
         "loss": ("loss", lambda value: f"{value:.4g}"),
-        "seconds": ("step time", lambda value: _step_words(row)),
+        "seconds": ("step time", lambda value: _step_words(row, row["step_seconds"] or value)),
         "tokens_per_second": ("throughput", lambda value: f"{format_count(value)} {row['unit']}/s"),
         "mfu": ("MFU", lambda value: f"{100 * value:.1f} %"),
         "memory_in_use_bytes": ("memory", format_bytes),

@@ -240,7 +240,7 @@ def serve(shelf: Shelf, *, host: str, port: int, on_start: Callable[[str], None]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
         token, number = new_token(), listening.getsockname()[1]
-        how = {"log_level": "warning", "timeout_graceful_shutdown": 2, "server_header": False}
+        how = {"log_level": "warning", "timeout_graceful_shutdown": 5, "server_header": False}
         config = uvicorn.Config(lambda: None, lifespan="on", **how)
         server = uvicorn.Server(config)
         names = (host, socket.gethostname(), socket.getfqdn())

@@ -24,8 +24,8 @@ from ._values import clean, number_at
 RUN_FILES = ("config.json", "metrics.jsonl", "weighing.json")
 MOST_RUNS = 1000
 SEARCH_SECONDS = 3.0  # between two looks for new runs
-WANTED_SECONDS = 30.0  # for which a run is read after a page last drew it
-FIRST_CHUNKS = 4  # read while the page waits: 4 MiB of metrics, 40 ms
+WANTED_SECONDS = 30.0  # for which a run that is read to its end is followed after a page last drew it
+FIRST_CHUNKS = 4  # of all runs that are read while a page waits: 4 MiB of metrics, 40 ms
 BUCKETS_OF_ALL = 24_000  # that one answer holds at most; a picture of 100 runs has 240 of each
 FEWEST_BUCKETS, MOST_DRAWN = 100, 600
 
@@ -77,17 +77,26 @@ class Shelf:
         return len(self._runs) > before
 
     def read_on(self) -> bool:
-        """Read a piece of the metrics of each run that a page draws; return whether there is more to read."""
-        now, is_more = time.monotonic(), False
+        """Read what is new of the runs that a page draws, and a piece of one that is not read to its end yet.
+
+        Returns:
+            Whether there is more to read.
+        """
+        now, unread = time.monotonic(), list[LiveRun]()
         for name, last in list(self._wanted.items()):
-            if now - last > WANTED_SECONDS:
-                del self._wanted[name]
-                continue
             run = self._runs[name]
+            if not run.metrics.is_whole:
+                unread.append(run)
+            elif now - last > WANTED_SECONDS:
+                del self._wanted[name]
+            else:
+                with self._lock:
+                    run.version += run.metrics.read()
+        for run in unread[:1]:  # one after the other, so that the first is soon whole
             with self._lock:
-                run.version += run.metrics.read()
-            is_more |= run.metrics.offset < run.metrics.size
-        return is_more
+                run.metrics.read()
+                run.version += run.metrics.is_whole
+        return bool(unread)
 
     def rows(self) -> list[Fields]:
         """Return a row for each run."""
@@ -110,9 +119,12 @@ class Shelf:
         chosen = [run for name in names if (run := self._runs.get(name)) is not None]
         most = min(MOST_DRAWN, max(FEWEST_BUCKETS, BUCKETS_OF_ALL // max(1, len(chosen))))
         answer: Fields = {}
+        unread = FIRST_CHUNKS
         for run in chosen:
             self._wanted[run.id] = time.monotonic()
             with self._lock:
+                while unread and not run.metrics.is_whole and run.metrics.read():
+                    unread -= 1
                 answer[run.id] = _curves(run, most, low, high, (have or {}).get(run.id, {}))
         return answer
 
@@ -131,9 +143,6 @@ class Shelf:
 
 def _curves(run: LiveRun, most: int, low: int | None, high: int | None, have: Mapping[str, Have]) -> Fields:
     metrics = run.metrics
-    for _ in range(FIRST_CHUNKS):
-        if metrics.is_whole or not metrics.read():
-            break
     tracks: dict[str, Buckets] = dict(metrics.tracks)
     if not metrics.is_whole:
         tracks["train"] = preview_buckets(metrics.preview())

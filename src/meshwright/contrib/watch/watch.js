@@ -169,7 +169,6 @@ async function refresh() {
   await showDetails();
   drawAll();
   sayState();
-  if ([...chosen].some((id) => curves.get(id)?.read < 1)) changed();
 }
 
 function have(id) {
@@ -469,13 +468,13 @@ function draw(chart, [left, right]) {
   if (!(low <= high)) { chart.view = null; return; }
   const asLog = isLog && least < Infinity && high > 0;
   if (asLog) low = least; else if (["seconds", "rate", "share", "bytes"].includes(kind)) low = Math.min(0, low);
-  if (low === high) { low -= Math.abs(low) / 10 || 1; high += Math.abs(high) / 10 || 1; if (asLog) low = high / 10; }
+  if (low === high && low === 0) high = 1; else if (low === high) { low -= Math.abs(low) / 10 || 1; high += Math.abs(high) / 10 || 1; if (asLog) low = high / 10; }
   const bend = asLog ? Math.log10 : (value) => value;
   const [from, to] = [bend(low), bend(high) + (bend(high) - bend(low)) * .04];
   const x = (value) => margin.left + (width - margin.left - margin.right) * (value - left) / (right - left);
   const y = (value) => height - margin.bottom - (height - margin.top - margin.bottom) * (bend(Math.max(value, asLog ? low : value)) - from) / (to - from);
   chart.view = { x, y, left, right, margin, width, height, found };
-  axes(pen, chart.view, asLog ? decades(from, to) : ticks(low, high, 4, kind), ticks(left, right, Math.max(2, Math.floor(width / 110))), kind);
+  axes(pen, chart.view, asLog ? decades(from, to) : ticks(low, high, 4, kind), ticks(left, right, Math.max(3, Math.floor(width / 100))), kind);
   pen.save();
   pen.beginPath();
   pen.rect(margin.left, 0, width - margin.left - margin.right, height - margin.bottom + 1);
