@@ -2,11 +2,16 @@
 by hand for every preset."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from _hand_counts import BY_HAND
 
 import meshwright as mw
 from meshwright.compiler import TracedFlops
@@ -114,6 +119,18 @@ def test_every_presets_model_flops_are_a_closed_form(preset):
     assert config.model.kind in CLOSED_FORMS, f"write the closed form of {config.model.kind}"
     assert passes(found) == CLOSED_FORMS[config.model.kind](config)
     assert found.unpriced == ()
+
+
+LONG_TO_TRACE = "google/gemma-3-27b-it"  # whose blocks of queries are many
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.wide if name == LONG_TO_TRACE else ()) for name in BY_HAND]
+)
+def test_a_published_models_flops_are_those_of_a_count_by_hand(name):
+    config = load_config(name)
+    counted = sum(passes(traced(config)))
+    assert counted == config.batch.tokens_per_step * BY_HAND[name](config.batch.sequence_length)
 
 
 def test_what_a_module_for_further_tokens_and_a_gated_shared_expert_add_by_hand():

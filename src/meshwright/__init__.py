@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     from .contrib.check import diff as diff
     from .contrib.explain import Explanation as Explanation
     from .contrib.explain import explain_file as explain_file
+    from .contrib.gate import Gate as Gate
+    from .contrib.gate import Limits as Limits
+    from .contrib.gate import Reading as Reading
+    from .contrib.gate import gate as gate
+    from .contrib.runs import Comparison as Comparison
+    from .contrib.runs import RunRecord as RunRecord
+    from .contrib.runs import Runs as Runs
+    from .contrib.runs import compare as compare
+    from .contrib.runs import runs as runs
     from .contrib.scripts import script as script
     from .contrib.torch import torch_step as torch_step
     from .contrib.torch_as_jax import module_as_jax as module_as_jax

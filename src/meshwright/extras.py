@@ -26,6 +26,9 @@ PURPOSES = {
     "check": "write figures into a file of budgets",
     "jobs": "read and write job files of Kubernetes and SkyPilot",
     "watch": "watch runs on a page",
+    "wandb": "report runs to Weights & Biases",
+    "mlflow": "report runs to MLflow",
+    "trackio": "report runs to Trackio",
     "prices": "refresh list prices",
     "programs": "run examples/programs",
 }

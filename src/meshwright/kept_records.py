@@ -56,8 +56,8 @@ def record_path(kind: str, number: str) -> Path:
 
 
 def now() -> str:
-    """Return the time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """Return the time in UTC, fine enough to tell which of two runs began first."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def write_entry(kind: str, number: str, fields: Mapping[str, Any]) -> None:
@@ -154,6 +154,7 @@ def weighing_figures(weighing: Weighing) -> Fields:
         "model_flops": None if flops is None else flops.model,
         "executed_flops": None if flops is None else flops.executed,
         "fingerprint": weighing.compiled.fingerprint if weighing.is_compiled else "",
+        "program": weighing.folder.name if weighing.is_compiled else "",
         "run_config": None if weighing.config is None else weighing.config.model_dump(mode="json"),
     }
 
@@ -182,7 +183,6 @@ class KeptRun:
         if (original := original_of(before, held.path)) is not None:
             before |= {"id": f"r{os.urandom(6).hex()}", "copy_of": before["id"], "copied_from": str(original)}
         begun = {"began": now(), "host": os.uname().nodename, "pid": os.getpid(), "steps": steps}
-        earlier = before.get("sessions")
         self._fields = {
             **before,
             "name": config.name,
@@ -191,7 +191,7 @@ class KeptRun:
             "tokens_per_step": config.batch.tokens_per_step,
             "batch_unit": config.batch_unit,
             "num_parameters": config.model.num_parameters,
-            "sessions": [*(earlier if isinstance(earlier, list) else []), begun],
+            "sessions": [*_earlier(before.get("sessions"), held.path), begun],
         }
         self._place(is_written=False)
         self._write()
@@ -207,6 +207,11 @@ class KeptRun:
         with contextlib.suppress(OSError):
             path.replace(path.with_name(f"{RUN_FILE}.damaged"))
         return run_at(path.parent)
+
+    @property
+    def number(self) -> str:
+        """The same in all sessions of the run; the folder's name where its run.json is not ours to write."""
+        return str(self._fields.get("id") or self._held.path.name)
 
     def weighed(self, weighing: Weighing) -> None:
         """Add what was predicted."""
@@ -272,6 +277,16 @@ class KeptRun:
             write_entry(RUNS, self._fields["id"], fields)
         except MeshwrightError as refused:
             self.refused = refused.message
+
+
+def _earlier(sessions: Any, folder: Path) -> list[Any]:
+    """Return the sessions of a run that is resumed; one that died ended with its last line."""
+    earlier = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
+    if earlier and "ended" not in earlier[-1]:
+        with contextlib.suppress(OSError):
+            until = datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime, UTC)
+            earlier[-1] |= {"ended": until.isoformat(timespec="seconds"), "state": "dead"}
+    return earlier
 
 
 def keep_place(folder: Path) -> None:

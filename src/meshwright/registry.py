@@ -1,7 +1,7 @@
 """Find what rooms outside the core have registered, by the entry points of the installed package.
 
 The core asks for a group by its name and imports no such room. Groups: `meshwright.programs`, kinds of
-program; `meshwright.jobs`, kinds of job files.
+program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs.
 
 Imports: the standard library. Used by: `programs`, `cli`.
 """
@@ -19,3 +19,17 @@ def registered(group: str) -> dict[str, Any]:
 
     found = sorted(entry_points(group=group), key=lambda point: point.name)
     return {point.name: point.load() for point in found}
+
+
+def registered_names(group: str) -> list[str]:
+    """Return the names of a group, in order, and import nothing."""
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=group).names)
+
+
+def load_registered(group: str, name: str) -> Any:
+    """Return what is registered under one name of a group, and import nothing else of the group."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)[name].load()

@@ -159,7 +159,7 @@ class Weighing(Reportable):
 
     @property
     def traffic_by_axes(self) -> tuple[predict.AxisTraffic, ...]:
-        """What one device sends in a step by mesh axes: what leaves its host, what stays, what is hidden."""
+        """Return what one device sends in a step by mesh axes: beyond its host, within it, and hidden."""
         return predict.traffic_by_axes(self.ledger.traffic, self.prediction)
 
     @property
@@ -201,12 +201,12 @@ class Weighing(Reportable):
 
     @property
     def cached(self) -> bool:
-        """Whether the program was compiled before."""
+        """Return whether the program was compiled before."""
         return isinstance(self.made_by, Compilation) and self.made_by.cached
 
     @property
     def account(self) -> EagerAccount:
-        """What each rank of a PyTorch step holds, sends and computes.
+        """Return what each rank of a PyTorch step holds, sends and computes.
 
         Raises:
             InputError: the program is compiled, or was to be.
@@ -227,7 +227,7 @@ class Weighing(Reportable):
 
     @property
     def source(self) -> str:
-        """What made the figures: the target's compiler, a simulation on the CPU, or PyTorch."""
+        """Return what made the figures: the target's compiler, a simulation on the CPU, or PyTorch."""
         if isinstance(self.made_by, Compilation):
             return self.made_by.compiled.source
         if isinstance(self.made_by, Refusal):

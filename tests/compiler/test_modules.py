@@ -32,3 +32,8 @@ def test_shares_multiply_what_scopes_say_each_kind_once():
     outer = "jit(step)/busy_4_of_5/transpose(jvp(up))/busy_4_of_6/dot"  # forward and backward may differ
     assert shares_of(outer) == {"busy": Fraction(4, 5)}
     assert shares_of("jit(step)/busy_4_of_5th/unneeded/dot") == {}
+
+
+def test_work_of_which_nothing_is_needed_stays_so_inside_other_work():
+    path = "jit(step)/busy_4_of_5/jvp(needed_1_of_2)/transpose(jvp(needed_0_of_1))/needed_0_of_1/dot"
+    assert shares_of(path) == {"busy": Fraction(4, 5), "needed": Fraction(0)}

@@ -20,6 +20,7 @@ from meshwright.compiler import TEXTS, fingerprint_of, read_text
 from meshwright.errors import CompileError
 from meshwright.hardware import Fleet, topology_arguments
 from meshwright.sharding import mesh_of
+from meshwright.worker._kernels_alone import TARGET, KernelsAlone
 from meshwright.worker._optimised import may_fail_late
 from meshwright.worker._reports import are_written, bytes_in, program_in, texts_in
 
@@ -119,15 +120,43 @@ def test_products_on_a_cpu_are_not_waited_for():
     assert not may_fail_late("ENTRY %main {\n  ROOT %a = f32[2]{0} dot(%b, %c)\n}\n", "cpu")
 
 
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
-def test_a_kernel_that_takes_too_much_shared_memory_is_refused(forked_workers):
-    """Triton finds out when it makes machine code, after the reports on the program."""
-    matrix = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+def test_a_kernel_that_compiles_alone_is_not_waited_for():
+    line = '  ROOT %a = f32[2]{0} custom-call(%b), custom_call_target="__gpu$xla.gpu.triton"'
+    assert not may_fail_late(line, "cuda", (TARGET,))
+    other = line.replace("ROOT %a", "%c").replace(TARGET, "somebodys_kernel")
+    assert may_fail_late(f"{other}\n{line}", "cuda", (TARGET,))
+
+
+def product_of(size):
+    """A kernel that multiplies two matrices in one block."""
+    matrix = jax.ShapeDtypeStruct((size, size), jnp.float32)
 
     def product(x_ref, y_ref, z_ref):
         z_ref[...] = jnp.dot(x_ref[...], y_ref[...])
 
     options = triton.CompilerParams(num_warps=4, num_stages=2)
-    kernel = pl.pallas_call(product, out_shape=matrix, compiler_params=options, name="large")
+    return pl.pallas_call(product, out_shape=matrix, compiler_params=options, name="product"), matrix
+
+
+@pytest.mark.program  # an executable for a device that is not there cannot be loaded
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(("sizes", "compiles"), [((), False), ((32, 64), True), ((32, 256), False)])
+def test_the_kernels_of_a_program_compile_alone_or_it_is_waited_for(sizes, compiles, tmp_path):
+    """The last needs more shared memory than there is."""
+    device = topologies.get_topology_desc(**topology_arguments(Fleet.parse("1xH100"))).devices[0]
+
+    def looped(kernel, matrix):
+        body = lambda x, _: (jnp.tanh(kernel(x, x)), None)  # noqa: E731
+        return jax.lax.scan(body, jnp.ones(matrix.shape, matrix.dtype), length=3)[0].sum()
+
+    program = jax.make_jaxpr(lambda: [looped(*product_of(size)) for size in sizes])().jaxpr
+    alone = KernelsAlone(program, device, {}, tmp_path / "toolkit")
+    assert alone.compiled() == compiles
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_a_kernel_that_takes_too_much_shared_memory_is_refused(forked_workers):
+    """Triton finds out when it makes machine code, after the reports on the program."""
+    kernel, matrix = product_of(256)
     with pytest.raises(CompileError, match="Shared memory size limit exceeded: requested 262144"):
         mw.weigh(mw.jax_step(kernel, matrix, matrix), on="1xH100")

@@ -134,7 +134,7 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"attention_bias": True}, "attention_bias = true"),
         ({"hidden_act": "xielu"}, 'hidden_act = "xielu"'),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "temperature": 2.0}}, "yarn"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "base": 2.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),  # which its layers do not read
         ({"add_cross_attention": True}, "add_cross_attention = true"),
@@ -303,7 +303,6 @@ def test_what_files_say_of_layers_and_positions_is_read(folder_of):
         ({**MINIMAX, "scoring_func": "softmax"}, 'scoring_func = "softmax"'),
         ({**ERNIE, "moe_layer_end_index": 20}, "moe_layer_end_index = 20"),
         ({**HUNYUAN, "moe_topk": [8, 4] * 16}, "moe_topk = "),
-        ({**HUNYUAN, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({**EXAONE, "sliding_window_pattern": "LLGL"}, "LLGL"),
         (
             {
@@ -382,7 +381,6 @@ def test_a_mark_of_byte_order_in_front_of_the_file_is_passed_over(tmp_path):
         {"max_position_embeddings": [8192]},
         {"max_position_embeddings": float("inf")},
         {"rope_theta": "high"},
-        {"rope_scaling": 8},
         {"hidden_act": ["silu"]},
     ],
 )

@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # beyond the verbs: what their commands need
     from ._reconcile import history as history
     from ._reconcile import history_path as history_path
     from ._reconcile import reconciled as reconciled
+    from ._reporting import TrackedRun as TrackedRun
+    from ._reporting import Tracker as Tracker
     from ._train import named_run as named_run
+    from ._weigh import weigh_unkept as weigh_unkept
 
 __getattr__, __dir__ = names_on_first_use(__name__)

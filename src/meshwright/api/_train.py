@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +29,7 @@ from meshwright.units import format_seconds
 
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
+from ._reporting import check_trackers, reporting
 from ._run_log import FolderLog
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ class Session:
         begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
             with instead of random ones. Without a config, the model's own is used.
         profile: a folder for a trace of steps 3 to 5 by jax.profiler, which `calibrate` reads.
+        report_to: trackers that get the run's figures too: "trackio", "wandb", "mlflow", "tensorboard".
     """
 
     resume: bool = False
     discard_steps: bool = False
     begin_from: str | Path | None = None
     profile: str | Path | None = None
+    report_to: Sequence[str] = ()
 
 
 def train(
@@ -135,9 +138,11 @@ def train(
         check_resumed_state(path, run, mesh, devices)
         log.begin()
         num_steps, times_kernels = steps or run.horizon_steps, _times_kernels(peers, run, fleet)
-        with KeptRun(held, run, fleet.name, num_steps).ending() as kept:
+        with KeptRun(held, run, fleet.name, num_steps).ending() as kept, ExitStack() as stack:
             weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
             _add_to_record(kept, weighing, on_event)
+            told = reporting(session.report_to, weighing, kept.number, held, on_event)
+            on_event = stack.enter_context(told)
             request = RunRequest(
                 config=run,
                 fleet=fleet,
@@ -147,10 +152,7 @@ def train(
                 dataset=dataset,
                 steps=num_steps,
                 flops=_step_flops(weighing),
-                about={
-                    "ledger": weighing.ledger.to_dict(),
-                    **({"agreement": agreement} if agreement else {}),
-                },
+                about=_about(weighing, agreement),
                 documents=_documents(run, weighing, first),
                 on_event=_listener(weighing, on_event),
                 first_weights=first,
@@ -159,6 +161,11 @@ def train(
                 page=_LivePage(held, peers),
             )
             return _ended(request, weighing, _trained(request), kept)
+
+
+def _about(weighing: Weighing, agreement: Any) -> dict[str, Any]:
+    """Return what each checkpoint carries in addition to the configuration."""
+    return {"ledger": weighing.ledger.to_dict(), **({"agreement": agreement} if agreement else {})}
 
 
 def _first_weights(session: Session, run: RunConfig) -> FirstParameters | None:
@@ -182,6 +189,7 @@ def _run_to_train(
         InputError: the call cannot be carried out.
     """
     _check_request(steps, session.profile)
+    check_trackers(session.report_to)
     named = _config_to_train(session.begin_from if config is None else config, folder, session.resume)
     run, notes = config_with_data("train", named, data, overrides, session.begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))

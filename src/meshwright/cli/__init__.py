@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ._console import print_json as print_json
     from ._console import say_readings as say_readings
     from ._console import show as show
+    from ._usage import Command as Command
+    from ._usage import Verbs as Verbs
     from ._weigh_command import LayoutOption as LayoutOption
     from ._weigh_command import SetOption as SetOption
 

@@ -57,6 +57,8 @@ PANELS = {
             "meshwright.contrib.check._commands",
             "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100",
         ),
+        "runs": ("meshwright.contrib.runs._runs_commands", ""),  # a group, as `data`
+        "compare": ("meshwright.contrib.runs._runs_commands", "compare runs/a runs/b --html page.html"),
         "gate": ("meshwright.contrib.gate._commands", "gate train.sbatch --max-cost 5000"),
         "explain": ("meshwright.contrib.explain._commands", "explain train.log"),
     },

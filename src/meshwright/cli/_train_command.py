@@ -89,6 +89,15 @@ RestartsOption = Annotated[
 ]
 
 
+ReportToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--report-to",
+        metavar="A,B",
+        help="Trackers that get the run's figures too: trackio, wandb, mlflow, tensorboard.",
+        show_default=False,
+    ),
+]
 DataOption = Annotated[
     str | None,
     typer.Option(
@@ -126,6 +135,7 @@ def train(
     processes: ProcessesOption = None,
     reserve: ReserveOption = None,
     profile: ProfileOption = None,
+    report_to: ReportToOption = None,
     log_every: LogEveryOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -142,8 +152,7 @@ def train(
     from meshwright import train as run_train
     from meshwright.compiler import keep_executables
 
-    not_kept = keep_executables()
-    place = place_in(os.environ)
+    not_kept, place = keep_executables(), place_in(os.environ)
     is_first = place is None or join(place).is_first  # of several processes only the first prints
     if is_first:
         say_readings(config, on, layout, not_kept)
@@ -159,7 +168,8 @@ def train(
             given = [*with_lora(overrides, lora), *([] if layout is None else [f"layout={layout}"])]
             begun = {"resume": resume, "discard_steps": discard_steps, "begin_from": begin_from}
             how = {"on": on, "folder": folder, "data": data, "steps": steps, "on_event": listen}
-            run = run_train(config, overrides=given, session=Session(**begun, profile=profile), **how)
+            session = Session(**begun, profile=profile, report_to=_names_in(report_to))
+            run = run_train(config, overrides=given, session=session, **how)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         stopped.say()
         raise
@@ -170,6 +180,10 @@ def train(
         stopped.say()
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
     _check_written(run)
+
+
+def _names_in(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _run_to_resume(config: str | None) -> tuple[str | None, Path | None]:

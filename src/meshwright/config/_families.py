@@ -32,8 +32,8 @@ OF_TRAINING = {
     "mtp_layers",
     "mtp_loss",
 }
-ALWAYS_FALSE = (  # of no family here
-    *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
+ALWAYS_FALSE = (  # or empty, of no family here
+    *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript", "pruned_heads"),
     "rope_interleaved",  # in SmolLM2's files; transformers does not read it
 )
 _OF_SAMPLING = """max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
@@ -48,17 +48,18 @@ _OF_LABELS = """architectures model_type _name_or_path name_or_path transformers
     auto_map bos_token_id eos_token_id eod_token_id pad_token_id unk_token_id sep_token_id
     decoder_start_token_id task_specific_params id2label label2id num_labels problem_type finetuning_task
     prefix tokenizer_class transformers.js_config is_llama_config unsloth_fixed unsloth_version
-    quantization_config"""
+    _commit_hash"""
+QUANTISED = ("quantization_config", "quantization", "hf_quant_config", "compression_config")
 _OF_PROGRAMS = """use_bfloat16 tf_legacy_loss pretraining_tp is_decoder cross_attention_hidden_size
     summary_type summary_use_proj summary_activation summary_proj_to_labels
     summary_first_dropout output_attentions output_hidden_states return_dict
     return_dict_in_generate reorder_and_upcast_attn n_ctx _attn_implementation
-    attn_implementation _flash_attn_2_enabled chunk_size_feed_forward cache_implementation
-    ep_size"""
+    attn_implementation _attn_implementation_autoset _attn_implementation_internal experts_implementation
+    _experts_implementation _flash_attn_2_enabled chunk_size_feed_forward cache_implementation ep_size"""
 FURTHER = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")  # modules for further tokens
 _NOT_READ = "max_sequence_length"  # of the first Llama's files; transformers does not read it
 BESIDE = frozenset(
-    " ".join((_OF_SAMPLING, _OF_RECIPES, _OF_LABELS, _OF_PROGRAMS, *FURTHER, _NOT_READ)).split()
+    " ".join((_OF_SAMPLING, _OF_RECIPES, _OF_LABELS, _OF_PROGRAMS, *QUANTISED, *FURTHER, _NOT_READ)).split()
 )
 
 

@@ -32,13 +32,14 @@ from ._rotary_keys import (
     rotary_json,
     shortened,
 )
-from ._section import is_table
+from ._section import is_table, near_divisors
 from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
 
 SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
 OF_BOTH_PARTS = {"tie_word_embeddings", "torch_dtype", "dtype"}  # keys of a file whose text is a part of it
+OF_PICTURES = re.compile(r"(vision|image|video|audio)_")  # begins keys of the other parts
 
 EXPERTS_BESIDE = "enable_moe_block"
 BESIDE_MLP = {
@@ -47,6 +48,7 @@ BESIDE_MLP = {
 }
 PER_LAYER = "per_layer_config"  # the sizes of layers that are unlike others
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
+_OFF: list[Any] = [False, {}]
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
 
@@ -113,7 +115,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             f"{where}: a value is not of the kind that its key has: {wrong}",
             hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
         ) from wrong
-    for key, values in (*family.only.items(), *((key, (False,)) for key in ALWAYS_FALSE)):
+    for key, values in (*family.only.items(), *((key, _OFF) for key in ALWAYS_FALSE)):
         unread.discard(key)
         if key in given and given[key] not in values:
             raise not_understood(where, {key: given[key]})
@@ -147,9 +149,22 @@ def refusal_of(tree: Tree, where: str) -> NotUnderstood | None:
 
 def text_part(tree: Tree) -> Tree:
     """Return the text part of a file of a model that reads more than text; any other file as it is."""
-    if not is_table(inner := tree.get("text_config")):
+    if is_table(inner := tree.get("text_config")):
+        named = {"architectures"} if inner.get("model_type") in FAMILIES else set[str]()  # of the whole model
+        part = {key: value for key, value in inner.items() if key not in named}
+        return {**{key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}, **part}
+    if not _is_in_one(tree):
         return tree
-    return {**{key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}, **inner}
+    kept = {
+        key: value for key, value in tree.items() if not OF_PICTURES.match(key) and key != "architectures"
+    }
+    return {**kept, "model_type": f"{tree['model_type']}_text"}
+
+
+def _is_in_one(tree: Tree) -> bool:
+    """Return whether a file has the keys of the text between those of images, as Qwen2-VL's of 2024."""
+    kind, has_sizes = tree.get("model_type"), "hidden_size" in tree
+    return has_sizes and kind not in FAMILIES and f"{kind}_text" in FAMILIES
 
 
 def _of_all_layers(value: Any) -> Any:
@@ -162,8 +177,8 @@ def _of_all_layers(value: Any) -> Any:
 
 def reads_text_alone(tree: Tree) -> bool:
     """Return whether a file is of a model that reads more than text, whose text part has a known family."""
-    inner = tree.get("text_config")
-    return is_table(inner) and family_of(inner) is not None and family_of(tree) is None
+    inner = text_part(tree)
+    return inner is not tree and family_of(inner) is not None and family_of(tree) is None
 
 
 def _given(tree: Tree, family: Family) -> dict[str, Any]:
@@ -244,6 +259,14 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
     if wrong:
         raise InputError(f"{where}: {'; '.join(wrong)}", hint="correct the file; numbers are not in quotes")
     heads, groups = model["num_heads"], "num_key_value_heads"
+    if groups in family.keys.values() and heads % (given := tree.get(groups) or heads):
+        near = near_divisors(heads, given)[0]
+        what = f"{groups} = {given} does not divide {family.keys['num_heads']} = {heads}"
+        raise InputError(f"{where}: {what}", hint=f"correct the file; {near} would divide it")
+    if "head_dim" in family.keys and not model.get("head_dim") and model["embed_dim"] % heads:
+        sizes = (f"{family.keys[ours]} = {model[ours]}" for ours in ("embed_dim", "num_heads"))
+        what = f"{where}: {' is no multiple of '.join(sizes)}, and there is no {family.keys['head_dim']}"
+        raise InputError(what, hint="add it to config.json: the width of a head")
     if groups in family.defaults and groups not in tree and heads % family.defaults[groups]:
         raise InputError(
             f"{where}: a {name} model without {groups} has {family.defaults[groups]}, which do not divide "

@@ -118,13 +118,14 @@ def text_reading(text: str) -> str:
     found = huggingface_model(text)
     if found is None:
         return ""
-    from ._families import FURTHER
-    from ._huggingface_config import family_of, reads_text_alone
+    from ._families import FURTHER, QUANTISED
+    from ._huggingface_config import family_of, reads_text_alone, text_part
+    from ._rotary_keys import DYNAMIC, stretching_of
 
     (_, tree), notes = found, list[str]()
-    own = tree["model_type"]
+    own, whole = tree["model_type"], tree
     if reads_text_alone(tree):
-        tree = tree["text_config"]
+        tree = text_part(tree)
         kind = tree.get("model_type") or family_of(tree)
         notes.append(f"a {own} reads more than text; its text part, a {kind}, is taken")
     elif (family := family_of(tree)) not in (own, None):
@@ -132,6 +133,10 @@ def text_reading(text: str) -> str:
     for key in (key for key in FURTHER if tree.get(key) and family_of(tree) is not None):
         what = f"modules that predict further tokens ({key} = {tree[key]}) are left out, as in transformers"
         notes.append(f"{what}, but for those that you train: --set model.mtp_layers={tree[key]}")
+    if stretching_of(tree) == DYNAMIC and family_of(tree) is not None:
+        notes.append("dynamic stretching of positions begins beyond max_position_embeddings, and is left out")
+    for key in (key for key in QUANTISED if whole.get(key) or tree.get(key)):
+        notes.append(f"{key} is of the weights in the file: a step holds them in the formats of its own keys")
     return f"{text}: {'; '.join(notes)}" if notes else ""
 
 

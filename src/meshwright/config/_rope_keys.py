@@ -1,4 +1,4 @@
-"""Define the keys of a Transformer that say how rotary positions turn queries and keys."""
+"""Define keys of a Transformer: how rotary positions turn, and layers that see all positions."""
 
 from __future__ import annotations
 
@@ -71,3 +71,23 @@ class RopeKeys(StateKeys):
     def is_stretched(self) -> bool:
         """Return whether rotary wavelengths are stretched."""
         return self.rope_factor is not None or bool(self.rope_short_factors)
+
+
+class GlobalKeys(RopeKeys):
+    """The keys of attention in layers that see all positions, where others have a window (Gemma 4)."""
+
+    global_head_dim: OptionalPositive = None
+    """Width of a head in layers that see all positions, where others have a `window` (Gemma 4).
+    Effect: the parameters and FLOPs of attention in those layers; no fused kernel takes more than 256.
+    Unit: numbers"""
+    global_kv_heads: OptionalPositive = None
+    """Key and value heads of those layers; needs `global_head_dim`.
+    Effect: that of `num_kv_heads`, in those layers. Unit: heads
+    Default: `num_kv_heads`"""
+    global_key_is_value: bool = False
+    """In those layers the values are the keys, before norms and positions; needs `global_head_dim`.
+    Effect: one matrix fewer in each of them."""
+    layer_factor: bool = False
+    """Multiply each layer's output by a number of its own, as Gemma 4 does.
+    It is read from files and saved, and no gradient changes it.
+    Effect: a number per layer, not counted as parameters."""

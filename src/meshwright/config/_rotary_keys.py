@@ -14,6 +14,7 @@ from typing import Any
 from meshwright.errors import InputError
 
 from ._families import FAMILIES
+from ._section import is_table
 from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
@@ -46,6 +47,8 @@ STRETCHING = {
         LENGTH: "rope_original_positions",
     },
 }
+DYNAMIC = "dynamic"
+"""The kind of stretching that begins beyond `max_position_embeddings`: shorter sequences have none."""
 _KEYS = {
     *("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "n_positions"),
     *("rotary_emb_base", "partial_rotary_factor", LENGTH),
@@ -81,6 +84,7 @@ def shortened(value: object) -> str:
 
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys that divide a head's turns among a picture's axes: a token of text has one position on all of them."""
+NOT_READ = ("finetuned",)  # of the first files with YaRN
 
 
 def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -90,8 +94,9 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
         return
     family = FAMILIES[given["model_type"]]
     name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
-    whole = _of_all_positions(name, dict(given.get(name) or {}), model, where)
-    scaling = {key: value for key, value in whole.items() if value is not None and key not in OF_IMAGES}
+    whole = _of_all_positions(name, _table(name, given.get(name) or {}, where), model, where)
+    passed = (*OF_IMAGES, *NOT_READ)
+    scaling = {key: value for key, value in whole.items() if value is not None and key not in passed}
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     _read_share(given, scaling, model, where)
@@ -100,15 +105,17 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
         scaling.pop("max_position_embeddings", None)  # the file's own limit once more
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
-    kind = family.rope_types.get(kind, kind)
+    kind = "default" if kind == "mrope" else family.rope_types.get(kind, kind)
     if kind == "proportional" and scaling.get("factor") == 1:
         del scaling["factor"]
     if kind in ("default", "proportional") and not scaling:
         model |= {} if kind == "default" else {"rope_stretching": kind}
         return
-    if family.rope_alpha and kind == "dynamic" and (alpha := scaling.get("alpha")):
+    if family.rope_alpha and kind == DYNAMIC and (alpha := scaling.get("alpha")):
         width = _head_width(model)  # the other keys have no effect then
         model["rope_theta"] *= float(alpha) ** (width / (width - 2))
+        return
+    if kind == DYNAMIC and not set(scaling) - {"factor", LENGTH}:
         return
     shown = {name: {"rope_type": kind, **scaling}}
     if kind not in STRETCHING:
@@ -120,6 +127,25 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
         model["rope_magnitude"] = float(scaling.get("mscale_all_dim", 0))
     model["rope_stretching"] = kind
     model |= {ours: stretched[theirs] for theirs, ours in STRETCHING[kind].items()}
+
+
+def stretching_of(tree: Tree) -> str | None:
+    """Return the kind of stretching that a file names; None if it names none, or several."""
+    table = tree.get("rope_scaling") or tree.get("rope_parameters")
+    return (table.get("rope_type") or table.get("type")) if is_table(table) else None
+
+
+def _table(name: str, given: Any, where: str) -> dict[str, Any]:
+    """Return a table of a file, in which only the kind of stretching is a text."""
+    if not is_table(given):
+        hint = f'write {name} as a table, such as {{"rope_type": "linear", "factor": 2.0}}, or null'
+        raise InputError(f"{where}: {name} = {shortened(given)} is no table", hint=hint)
+    table = dict(given)
+    for key, value in table.items():
+        if isinstance(value, str) and key not in ("rope_type", "type"):
+            what = f"{where}: {name}.{key} = {shortened(value)} is text"
+            raise InputError(what, hint="correct the file; numbers are not in quotes")
+    return table
 
 
 def _of_all_positions(name: str, whole: Tree, model: dict[str, Any], where: str) -> Tree:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._global_keys import GlobalKeys
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -24,6 +23,7 @@ from ._layer_kinds import (
     words_of,
 )
 from ._model_kind import ModelSizes
+from ._rope_keys import GlobalKeys
 from ._section import (
     LARGEST,
     AtLeastOne,
@@ -586,7 +586,7 @@ class TransformerModel(GlobalKeys):
 
     @property
     def has_norm_biases(self) -> bool:
-        """Whether norms of the residual stream have biases."""
+        """Return whether norms of the residual stream have biases."""
         return self.norm == "layer" and (self.bias or self.norm_bias)
 
     @property

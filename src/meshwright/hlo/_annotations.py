@@ -168,12 +168,15 @@ def shares_of(scopes: str) -> dict[str, Fraction]:
     """Return the shares that the scopes of a path declare, by `needed` and `busy`.
 
     A scope may appear twice in the path, once from each side of a transformation. The outer one counts, which
-    is that of the work as it runs.
+    is that of the work as it runs; but work of which nothing is needed stays so inside other work.
 
     >>> shares_of("jit(step)/needed_5_of_8/dot_general")
     {'needed': Fraction(5, 8)}
+    >>> shares_of("jit(step)/needed_5_of_8/needed_0_of_1/dot_general")
+    {'needed': Fraction(0, 1)}
     """
-    return {kind: Fraction(int(a), int(b)) for kind, a, b in reversed(_SHARE.findall(scopes))}
+    found = [(kind, Fraction(int(a), int(b))) for kind, a, b in reversed(_SHARE.findall(scopes))]
+    return dict(found) | {kind: share for kind, share in found if not share}
 
 
 def expected_trips(scopes: str) -> int | None:

@@ -105,7 +105,7 @@ class Operations:
 
     @property
     def rate(self) -> FaultRate:
-        """What is known of the faults of its hosts."""
+        """Return what is known of the faults of its hosts."""
         prior = FaultRate.of_published()
         return prior if self.failures is None else prior.updated(*parsed_history(self.failures))
 
@@ -213,7 +213,7 @@ class Finish:
 
     @property
     def never(self) -> bool:
-        """Whether the run cannot be expected to finish at all: faults come faster than checkpoints."""
+        """Return whether the run cannot be expected to finish at all: faults come faster than checkpoints."""
         return self.shares["steps"] <= (1 - self.shares["start"]) / NEVER
 
     def texts(self, now: datetime) -> tuple[str, ...]:

@@ -241,7 +241,10 @@ def kernel_of(
         flops[format_name] += work.flops
         kind = "matmul" if _is_product(place) else work.kind
         if (kernel := traced_kernel_of(place)) is not None:
-            seconds, unknown = _traced_seconds(machine, inner, place, kernel, format_name, peak, num_bytes)
+            call = _TracedCall(
+                computation=inner, place=place, kernel=kernel, format_name=format_name, peak=peak
+            )
+            seconds, unknown = _traced_seconds(machine, call, num_bytes)
             unpriced.extend(unknown)
         elif in_library:
             seconds = max(work.flops / peak, memory_seconds)
@@ -267,24 +270,26 @@ def kernel_of(
     return KernelTime(kind=kind, seconds=seconds, flops=flops, memory_seconds=used, unpriced=tuple(unpriced))
 
 
-def _traced_seconds(
-    machine: Machine,
-    computation: Computation,
-    place: Instruction,
-    kernel: NamedKernel,
-    format_name: str,
-    peak: float,
-    num_bytes: int,
-) -> tuple[float, list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TracedCall:
+    """A call of a traced kernel, the format that it computes in, and the peak FLOPs a second of that."""
+
+    computation: Computation
+    place: Instruction
+    kernel: NamedKernel
+    format_name: str
+    peak: float
+
+
+def _traced_seconds(machine: Machine, call: _TracedCall, num_bytes: int) -> tuple[float, list[str]]:
     """Return the seconds of a traced kernel, and in words what is not known of its rate on this machine."""
+    kernel, format_name = call.kernel, call.format_name
     if kernel.name in runs()["grouped"]["shares"]:
         memory_seconds = num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
-        seconds = max(
-            _grouped_seconds(machine, computation, place, kernel, format_name, peak), memory_seconds
-        )
+        seconds = max(_grouped_seconds(machine, call), memory_seconds)
         known_on: list[str] = [] if format_name.startswith(EIGHT_BITS) else runs()["grouped"]["chips"]
     else:
-        seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
+        seconds = _kernel_seconds(machine, kernel, format_name, call.peak, num_bytes)
         known_on = [machine.name] if machine.is_tpu and kernel.name.startswith(SPLASH) else []
     if machine.name in known_on:
         return seconds, []
@@ -417,28 +422,21 @@ def _kernel_seconds(
     return max(kernel.flops / (peak * rate.efficiency), memory) + rate.start_seconds
 
 
-def _grouped_seconds(
-    machine: Machine,
-    computation: Computation,
-    place: Instruction,
-    kernel: NamedKernel,
-    format_name: str,
-    peak: float,
-) -> float:
+def _grouped_seconds(machine: Machine, call: _TracedCall) -> float:
     """Return the seconds of our grouped product of experts: by its share of what products sustain.
 
     The gradient of matrices writes more than products of its FLOPs do, which is added.
     """
-    rates, result = runs()["grouped"], place.arrays[0]
+    rates, result = runs()["grouped"], call.place.arrays[0]
     is_gradient = len(result.dims) > 2  # experts, inputs and outputs in any order, or rows and outputs
-    _, rows, other = computation.operand_arrays(place)
-    narrow, wide = rates["shares"][kernel.name]
+    _, rows, other = call.computation.operand_arrays(call.place)
+    narrow, wide = rates["shares"][call.kernel.name]
     sides = rows.dims[1], (other if is_gradient else result).dims[1]
     share = narrow if min(sides) < rates["wide"] else wide
-    efficiency = machine.rates.gemm_for(format_name).efficiency
-    sustained = machine.sustained_flops_per_second(format_name) or peak * efficiency
+    efficiency = machine.rates.gemm_for(call.format_name).efficiency
+    sustained = machine.sustained_flops_per_second(call.format_name) or call.peak * efficiency
     written = result.num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
-    return kernel.flops / (share * sustained) + (written if is_gradient else 0.0)
+    return call.kernel.flops / (share * sustained) + (written if is_gradient else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

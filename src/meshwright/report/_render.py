@@ -394,7 +394,8 @@ def _svg(plot: Plot, width: float, kind: str) -> str:
     svg = buffer.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)  # inline SVG needs no namespaces
-    svg = re.sub(r"(\.\d\d)\d+", r"\1", svg)  # keep hundredths of a point: finer detail is invisible
+    # Keep hundredths of a point in tags: finer detail is invisible. The words between them stay whole.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the ids would repeat among the plots of one page
     label = f'<svg class="{kind}" viewBox="\\1" role="img" aria-label="{escape(plot.label)}">'
     return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', label, svg)

@@ -60,6 +60,7 @@ from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
 
 from ._assembler import Gate, put_assembler
+from ._kernels_alone import TARGET, KernelsAlone
 from ._optimised import is_steady, may_fail_late, optimised
 from ._reports import OutOfMemory, are_written, bytes_in, could_not_compile, program_in, texts_in
 
@@ -230,8 +231,9 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         shutil.rmtree(work / "dump", ignore_errors=True)
         _keep_no_executable()
         try:
+            alone = _kernels_alone(request, work, program.jaxpr, devices[0], options)
             analysis = _optimise(
-                request, work, lambda: _compile_lowered(lowered, request, options).memory_analysis()
+                request, work, lambda: _compile_lowered(lowered, request, options).memory_analysis(), alone
             )
         except OutOfMemory as refused:
             known = {name: facts[name] for name in ("mesh_axes", "num_parameters", "tokens_per_step")}
@@ -387,10 +389,27 @@ def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractCo
     return on_the_fleet(request, devices)
 
 
-def _optimise(request: Request, work: Path, compile_program: Callable[[], Any]) -> Any:
+def _kernels_alone(
+    request: Request, work: Path, program: Any, device: Any, options: Mapping[str, OptionValue]
+) -> KernelsAlone | None:
+    """Return the Pallas kernels of our own step, which then compile alone; None for other programs."""
+    if request.platform != "cuda" or request.function is not None or user_flags():
+        return None
+    return KernelsAlone(program, device, options, work / f"{TOOLKIT}-of-kernels")
+
+
+def _optimise(
+    request: Request,
+    work: Path,
+    compile_program: Callable[[], Any],
+    alone: KernelsAlone | None = None,
+) -> Any:
     """Compile until the reports on the optimised program are complete; longer where it may be refused late.
 
     Options of the user's own may concern machine code, so a program with any is compiled to the end.
+
+    Args:
+        alone: kernels of the program that compile alone, without which it would have to be waited for.
 
     Returns:
         What `compile_program` returns, if that was waited for.
@@ -409,7 +428,10 @@ def _optimise(request: Request, work: Path, compile_program: Callable[[], Any]) 
         return complete
 
     def may_fail() -> bool:
-        may = may_fail_late(program_in(dump), request.platform)
+        text = program_in(dump)
+        may = may_fail_late(text, request.platform)
+        if may and alone is not None and not may_fail_late(text, request.platform, (TARGET,)):
+            may = not alone.compiled()
         if may and gate is not None:
             gate.open()
         return may

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,14 @@ def is_steady(reports: Path, steady_seconds: float = STEADY_SECONDS) -> bool:
     return time.time() - changed >= steady_seconds
 
 
-def may_fail_late(program: str, platform: str) -> bool:
+def may_fail_late(program: str, platform: str, compiled: Collection[str] = ()) -> bool:
     """Return whether XLA may still refuse an optimised program while it makes machine code.
 
     It may where another compiler makes a kernel of the user's (Triton, Mosaic), or one whose tiles a file of
     results chose; where a call is looked up by its name; and where an operation or number format is rare.
+
+    Args:
+        compiled: targets of calls that are known to compile.
 
     >>> may_fail_late('  %a = f32[2] custom-call(%b), custom_call_target="somebodys_kernel"', "cuda")
     True
@@ -112,5 +115,5 @@ def may_fail_late(program: str, platform: str) -> bool:
         not known.issuperset(_OPERATION.findall(program))
         or not NUMBERS.issuperset(_NUMBER.findall(program))
         or not FUSIONS.issuperset(_FUSION.findall(program))
-        or not all(LIBRARY_CALLS.match(target) for target in _CALL.findall(program))
+        or not all(LIBRARY_CALLS.match(call) for call in _CALL.findall(program) if call not in compiled)
     )

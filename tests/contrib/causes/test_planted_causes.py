@@ -139,7 +139,14 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
+SLOW = (_compiles_again, _works_more, _differs_sometimes)  # to compile, or to wait for
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [pytest.param(plant, marks=pytest.mark.wide if plant in SLOW else ()) for plant in PLANTED],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
 def test_a_planted_cause_is_named_first_or_second(plant, reconciled, tmp_path):
     kind, file = PLANTED[plant]
     gap = reconciled(plant(tmp_path), 4 if plant in (_sends_more, _has_a_slow_device) else 1)

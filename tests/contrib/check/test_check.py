@@ -229,3 +229,10 @@ def test_a_line_that_only_moved_did_not_grow_and_a_time_has_no_place(file):
     (budget,) = checked(weigh, against="main").budgets
     assert [place for place, _ in budget.places("peak")] == [("check_me.py:10", "saved", "layer")]
     assert budget.places("time") == []
+
+
+def test_words_that_cannot_be_weighed_add_no_budget(tmp_path, meshwright):
+    done = meshwright("check", "--init", "absent --on 8xH100", folder=tmp_path)
+    assert done.status == 2
+    assert done.talk.endswith("nothing was added to meshwright.toml: not all of it could be weighed\n")
+    assert list(tmp_path.iterdir()) == []

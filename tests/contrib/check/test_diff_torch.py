@@ -10,6 +10,7 @@ pytestmark = pytest.mark.quick
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
+from torch.distributed._functional_collectives import all_reduce  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
@@ -22,13 +23,18 @@ class Block(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
-        self.kind = kind
+        self.kind, self.mesh = kind, None
 
     def hidden(self, x):
         return torch.tanh(self.up(x))
 
+    def summed_over_ranks(self, gradient):
+        return all_reduce(gradient, "avg", self.mesh)
+
     def summed(self, x):
         hidden = self.hidden(x)
+        if self.kind == "twice":
+            hidden.register_hook(self.summed_over_ranks)
         if self.kind == "fp32":
             return (x + hidden.float() @ self.down.weight.float().T).to(x.dtype)
         return x + self.down(hidden)
@@ -39,18 +45,42 @@ class Block(nn.Module):
         )
 
 
+class Harmless(Block):
+    """The same in other words: other order, names and a helper, a comment, dead code, a logged value."""
+
+    def forward(self, rows):
+        # A comment.
+        self.logged = rows.detach()
+        return self.summed(rows)
+
+    def _up(self, values):
+        return self.up(values)
+
+    def hidden(self, values):
+        unused = values.shape
+        assert unused
+        return torch.tanh(self._up(values))
+
+    def summed(self, rows):
+        inside = self.hidden(rows)
+        return rows + (lambda h: self.down(h))(inside)
+
+
 @cache
 def weighed(kind):
     from torch.distributed.fsdp import fully_shard
 
     def parallelize(module, mesh):
+        for block in module:
+            block.mesh = mesh
         if kind != "replicated":
             for block in module:
                 fully_shard(block, mesh=mesh)
             fully_shard(module, mesh=mesh)
         return module
 
-    module = nn.Sequential(Block(kind), Block(kind)).bfloat16()
+    block = Harmless if kind == "harmless" else Block
+    module = nn.Sequential(block(kind), block(kind)).bfloat16()
     x = torch.zeros(8, ROWS // 8, WIDTH, dtype=torch.bfloat16)
     step = mw.torch_step(
         module,
@@ -81,7 +111,7 @@ def test_recomputation_is_named_by_its_line():
 
 def test_a_product_in_fp32_is_named_by_its_line():
     row = changes("fp32", "FLOPs by source line")["fp32"]
-    assert row.place == line_of(Block.summed, 3)
+    assert row.place == line_of(Block.summed, 5)
     assert row.after > 0 == row.before
 
 
@@ -90,6 +120,19 @@ def test_what_is_on_every_rank_is_named_by_its_category_and_messages():
     state = memory["optimizer_state"]
     assert state.after == pytest.approx(8 * state.before, rel=1e-4)  # but for the counts of steps
     assert any("all-gather" in name for name in changes("replicated", "Bytes that a device sends"))
+
+
+def test_a_second_sum_over_the_ranks_is_named_by_its_line():
+    sent = {row.place: row.by for row in changes("twice", "Bytes sent by source line").values()}
+    place = line_of(Block.summed_over_ranks, 1)
+    gradients = 2 * ROWS * HIDDEN * 2  # of both blocks, in bf16
+    assert sent[place] == 2 * gradients * 7 / 8  # a ring sends an array twice but for its own part
+    assert sum(sent.values()) == sent[place]
+
+
+def test_seven_harmless_changes_are_silent():
+    made = mw.diff(weighed("plain"), weighed("harmless"))
+    assert made.is_nothing, made.sentences
 
 
 def test_every_line_and_message_of_a_step_sums_to_its_totals():

@@ -110,6 +110,7 @@ def test_each_way_to_ask_slurm_for_devices(gated, options, fleet):
         ("--gpus=3 --nodes=2", "does not share out evenly"),
         ("--nodes=2-4 --gpus-per-node=8", "leaves open how many hosts"),
         ("--nodes=%n% --gpus-per-node=8", "a template that was not filled in"),
+        ("--gpus=h100:8 --time=soon", "--time=soon is no time of Slurm's"),
         ("--gpus=h100:8 --array=0-9", "the job runs once for each of them"),
         ("--gpus=h100:8 --wibble=1", "wibble = '1': it is not known here"),
     ],

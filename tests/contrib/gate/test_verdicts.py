@@ -132,6 +132,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
         ("x.yaml", "a: !!python/object/apply:os.system [touch pwned]", "is not YAML that is read"),
         ("x.yaml", "resources: {}\nrun: a\nrun: b", "is given twice"),
         ("x.yaml", "- 1\n", "holds no keys"),
+        ("x.toml", "", "holds no keys"),
+        ("x.yaml", "1: 2\nresources: {accelerators: H100:8}\nrun: a", "1 = 2: it is not known here"),
         ("x.yaml", "a: 1", "is no job that is read"),
         ("x.json", "[" * 100_000, "is not JSON"),
         ("x.toml", "a = ", "is not TOML"),

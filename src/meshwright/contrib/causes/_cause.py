@@ -129,7 +129,7 @@ class Cause:
 
     @property
     def words(self) -> str:
-        """What it is, in words."""
+        """Return what it is, in words."""
         return KINDS[self.kind].words
 
 

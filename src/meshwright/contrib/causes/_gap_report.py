@@ -22,6 +22,7 @@ from meshwright.units import format_seconds
 from ._cause import Cause, Gap
 
 MOST_CAUSES = 6  # of a screen
+ROUNDING = 1e-6
 
 
 def gap_document(gap: Gap) -> Document:
@@ -60,8 +61,8 @@ def _answer(gap: Gap) -> str:
     rest = gap.unexplained_seconds
     if gap.predicted is None:
         parts.append(f"{format_seconds(rest)} the step itself")
-    elif rest >= 0:
-        parts.append(f"{format_seconds(rest)} unexplained")
+    elif rest >= -ROUNDING * gap.measured_seconds:
+        parts.append(f"{format_seconds(max(rest, 0.0))} unexplained")
     else:
         parts.append(f"the rest is {format_seconds(-rest)} faster than predicted")
     return f"Takes {format_seconds(gap.measured_seconds)}, {gap.should_take}: {', '.join(parts)}."

@@ -10,13 +10,12 @@ last step is left out if there are others, since nothing tells when it ends.
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import read_bytes
@@ -24,44 +23,23 @@ from meshwright.hardware import LONGEST_STEP_SECONDS
 from meshwright.measure import (
     ChromeEvent,
     ChromeTrace,
-    class_of_kernel,
     stats_of,
     xplane_files,
     xplane_planes,
 )
 from meshwright.units import format_bytes
 
+from ._device_events import DEVICE_PLANE, KEPT_LINES, Event, works_of
 from ._host_names import FRAME, SLEEP, is_of_a_library, kind_of_function, kind_of_name
-from ._recorded import MESSAGE_KINDS, UNKNOWN, HostSpan, Recorded, RecordedStep, Work, main_program, stem
+from ._recorded import HostSpan, Recorded, RecordedStep, Work, main_program, stem
 from ._xplane_programs import Facts, facts_of, parsed, program_texts
 
-MOST_BYTES = 2**29  # of one file: a trace of a gigabyte takes minutes and tens of gigabytes to read
-MOST_EVENTS = 4_000_000
+MOST_BYTES = 2**28  # of one file, whose events take ten times as much memory
+MOST_EVENTS = 3_000_000  # of one file: half a minute of a processor
 NANOSECOND = 1e-9
 FEWER = "trace fewer steps: three to ten are enough; or turn the Python tracer off"
 AGAIN = "trace again, a few whole steps, with jax.profiler.trace(folder)"
-CONTAINER = re.compile(r"(while|conditional|call|tuple|async-done)(\.|$)|command_buffer$")
-DONE = re.compile(r"-done(\.|$)")
-DEVICE_PLANE = "/device:"
-COPIES = {
-    "MemcpyD2H": "copy-to-host",
-    "MemcpyH2D": "copy-to-device",
-    "MemcpyD2D": "copy",
-    "MemcpyP2P": "copy",
-}
 SHORTEST_SPAN = 1e-6  # of Python's functions: shorter ones hold nothing up
-KEPT_LINES = ("XLA Ops", "XLA Async Ops", "Stream")  # of a device's plane; the others repeat their events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    rank: int
-    plane: str
-    line: str
-    name: str
-    begin: float
-    seconds: float
-    stats: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -132,22 +110,20 @@ def _read_host(file: Path, rank: int, found: _Reading) -> None:
             else:
                 found.programs[name] = text
                 found.facts[name] = facts_of(program)
-    events = list(
-        _possible_events(_json_events(file, rank) if _is_json(file) else _plane_events(file, rank), found)
-    )
+    read = _json_events(file, rank) if _is_json(file) else _plane_events(file, rank)
+    events = list(itertools.islice(_possible_events(read, found), MOST_EVENTS + 1))
     if len(events) > MOST_EVENTS:
-        raise InputError(f"{file} has {len(events):,} events, more than {MOST_EVENTS:,}", hint=FEWER)
-    by_line: defaultdict[tuple[str, str], list[_Event]] = defaultdict(list)
+        raise InputError(f"{file} has more than {MOST_EVENTS:,} events", hint=FEWER)
+    found.work += works_of(events, found.facts)
+    by_line: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
-        if (work := _work_of(event, found)) is not None:
-            found.work.append(work)
-        elif not event.plane.startswith(DEVICE_PLANE) and "hlo_op" not in event.stats:
+        if not event.plane.startswith(DEVICE_PLANE) and "hlo_op" not in event.stats:
             by_line[event.plane, event.line].append(event)
     for line in by_line.values():
         _read_thread(line, found)
 
 
-def _plane_events(file: Path, rank: int) -> Iterator[_Event]:
+def _plane_events(file: Path, rank: int) -> Iterator[Event]:
     for _, _, plane in xplane_planes(file):
         for line in plane.lines:
             if plane.name.startswith(DEVICE_PLANE) and not line.name.startswith(KEPT_LINES):
@@ -155,7 +131,7 @@ def _plane_events(file: Path, rank: int) -> Iterator[_Event]:
             for event in line.events:
                 if event.name.startswith(("ThreadpoolListener", "end: ")):
                     continue
-                yield _Event(
+                yield Event(
                     rank=rank,
                     plane=plane.name,
                     line=line.name,
@@ -166,7 +142,7 @@ def _plane_events(file: Path, rank: int) -> Iterator[_Event]:
                 )
 
 
-def _json_events(file: Path, rank: int) -> Iterator[_Event]:
+def _json_events(file: Path, rank: int) -> Iterator[Event]:
     """Yield the events of Chrome's JSON. Names of processes and threads may come behind their events."""
     names: dict[tuple[str, str], str] = {}
     found: list[tuple[str, str, ChromeEvent]] = []
@@ -180,7 +156,7 @@ def _json_events(file: Path, rank: int) -> Iterator[_Event]:
     for process, thread, event in found:
         plane, line = names.get((process, ""), process), names.get((process, thread), thread)
         if not plane.startswith(DEVICE_PLANE) or line.startswith(KEPT_LINES):
-            yield _Event(
+            yield Event(
                 rank=rank,
                 plane=plane,
                 line=line,
@@ -191,7 +167,7 @@ def _json_events(file: Path, rank: int) -> Iterator[_Event]:
             )
 
 
-def _possible_events(events: Iterable[_Event], found: _Reading) -> Iterator[_Event]:
+def _possible_events(events: Iterable[Event], found: _Reading) -> Iterator[Event]:
     for event in events:
         if not math.isfinite(event.begin) or not math.isfinite(event.seconds):
             found.unread["events without a time"] += 1
@@ -203,63 +179,7 @@ def _possible_events(events: Iterable[_Event], found: _Reading) -> Iterator[_Eve
             yield event
 
 
-def _work_of(event: _Event, found: _Reading) -> Work | None:
-    """Return the work that an event is; None for one of the host, or one that contains others."""
-    stats, name = event.stats, str(event.stats.get("hlo_op", ""))
-    on_device = event.plane.startswith(DEVICE_PLANE)
-    if not name and not on_device:
-        return None
-    module = str(stats.get("hlo_module", ""))
-    program = f"{module}({stats['program_id']})" if "program_id" in stats else module
-    facts = found.facts.get(program, {}).get(name)
-    if facts is None and module:  # a trace whose events do not name the program's number
-        facts = next((each[name] for key, each in found.facts.items()
-                      if key.startswith(f"{module}(") and name in each), None)  # fmt: skip
-    if not facts and (CONTAINER.match(name or event.name) or DONE.search(name)):
-        return None
-    if facts is not None and not facts.is_work:
-        return None
-    device = str(stats.get("device_ordinal", "")) or event.plane.rpartition(":")[2]
-    copied = next((kind for start, kind in COPIES.items() if event.name.startswith(start)), None)
-    return Work(
-        name=event.name,
-        kind=copied or (facts.kind if facts is not None else _kind_by_name(name, event.name)),
-        rank=event.rank,
-        device=f"{event.rank}/{device}",
-        stream=event.line,
-        begin_seconds=event.begin,
-        seconds=event.seconds,
-        instruction=name or None,
-        program=program,
-        run=str(stats.get("run_id", "")),
-        launch=str(stats.get("correlation_id", "")),
-        **({} if facts is None else _said(facts)),
-    )
-
-
-def _said(facts: Facts) -> dict[str, Any]:
-    names = ("source", "scope", "phase", "recomputed", "format_name", "shape", "flops", "num_bytes", "group")
-    return {name: getattr(facts, name) for name in names}
-
-
-def _kind_by_name(instruction: str, kernel: str) -> str:
-    """Return the kind of an event by the names of its instruction and its kernel."""
-    for kind in (*MESSAGE_KINDS, "ragged-all-to-all"):
-        if instruction.startswith(kind):
-            return kind
-    if "callback" in instruction:
-        return "callback"
-    if instruction.startswith(("dot", "ynn_fusion", "gemm")):
-        return "matmul"
-    if instruction.startswith("convolution"):
-        return "convolution"
-    by_kernel = class_of_kernel(kernel) or class_of_kernel(instruction)
-    return by_kernel or (
-        "memory-bound" if re.match(r"copy|.*fusion|wrapped|loop|input", instruction) else UNKNOWN
-    )
-
-
-def _read_thread(events: list[_Event], found: _Reading) -> None:
+def _read_thread(events: list[Event], found: _Reading) -> None:
     """Add what one thread of the host did, with the user's function around each event as its source."""
     events.sort(key=lambda event: (event.begin, -event.seconds))
     inside: list[tuple[float, HostSpan | None, bool]] = []  # end, the user's function, whether in a library
@@ -293,7 +213,7 @@ def _read_thread(events: list[_Event], found: _Reading) -> None:
         inside.append((end, mine, is_library))
 
 
-def _inner_span(event: _Event, owner: HostSpan | None) -> HostSpan | None:
+def _inner_span(event: Event, owner: HostSpan | None) -> HostSpan | None:
     """Return the span of an event that is no function of the user's: his function calls it, if one does."""
     source = None if owner is None else owner.source
     if event.name == SLEEP:
@@ -310,7 +230,7 @@ def _inner_span(event: _Event, owner: HostSpan | None) -> HostSpan | None:
     return _span(event, kind, event.name.lstrip("$"), source)
 
 
-def _span(event: _Event, kind: str, name: str, source: str | None) -> HostSpan:
+def _span(event: Event, kind: str, name: str, source: str | None) -> HostSpan:
     return HostSpan(
         name=name,
         kind=kind,
@@ -386,4 +306,4 @@ def _steps_of(rank: int, works: list[Work], marks: list[RecordedStep], main: str
         RecordedStep(rank=rank, index=index, begin_seconds=begin, end_seconds=finish, name=name)
         for index, (begin, finish) in enumerate(zip(starts, ends, strict=True))
     ]
-    return steps[:-1] if len(steps) > 2 else steps
+    return steps[:-1] or steps

@@ -156,7 +156,7 @@ def _facts(program: Program, home: Computation, instruction: Instruction, phases
 def kind_of(instruction: Instruction, products: tuple[MultiplyAdds, ...]) -> str:
     """Return the kind of work of an instruction, one of `WORK_KINDS`."""
     if instruction.collective:
-        return instruction.collective
+        return instruction.collective.removeprefix("ragged-")
     if calls_the_host(instruction) or instruction.opcode in ("infeed", "outfeed"):
         return "callback"
     if products:

@@ -55,7 +55,7 @@ class Held:
 
     @property
     def state(self) -> str:
-        """Whether the figure is within its limit."""
+        """Return whether the figure is within its limit."""
         if self.now is None or self.limit.most is None:
             return NOT_WEIGHED
         return WITHIN if self.now <= self.limit.most else OVER
@@ -81,7 +81,7 @@ class Checked:
 
     @property
     def lost_fit(self) -> bool:
-        """Whether it was to fit and does not."""
+        """Return whether it was to fit and does not."""
         return self.budget.fits is True and self.figures is not None and self.figures.fits is False
 
     @property
@@ -96,7 +96,7 @@ class Checked:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What is over, or why it could not be weighed."""
+        """Return what is over, or why it could not be weighed."""
         if self.figures is None:
             return (self.failed,)
         fits = [f"it does not fit{f': {self.figures.refused}' * bool(self.figures.refused)}"]

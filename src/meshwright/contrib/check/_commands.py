@@ -89,13 +89,20 @@ def check(
     ] = None,
 ) -> None:
     """Hold weighings to budgets: status 0 within, 1 over, 2 not weighed."""
+    from ._budgets import FILES
     from ._check import check as run_check
 
+    before: bytes | None = None
     if init:
-        file = _add(file, init)
+        file = file or Path(FILES[0])
+        before = file.read_bytes() if file.exists() else None
+        _add(file, init)
         update = True
     with phases("checking") as on_event:
         made = run_check(file, only=only or (), against=against, update=update, on_event=on_event)
+    if init and file is not None and made.status == 2:
+        file.unlink() if before is None else file.write_bytes(before)
+        typer.echo(f"nothing was added to {file}: not all of it could be weighed", err=True)
     _write(made, junit, sarif, comment)
 
     def page() -> RenderableType:
@@ -108,16 +115,15 @@ def check(
         raise typer.Exit(made.status)
 
 
-def _add(file: Path | None, init: list[str]) -> Path:
+def _add(path: Path, init: list[str]) -> None:
     """Add budgets without figures to a file, which is made if there is none."""
     import shlex
 
     from meshwright.files import read_text
     from meshwright.reportable import write_result
 
-    from ._budgets import FILES, with_new
+    from ._budgets import with_new
 
-    path = file or Path(FILES[0])
     text = read_text(path) if path.exists() else ""
     for words in init:
         try:
@@ -128,7 +134,6 @@ def _add(file: Path | None, init: list[str]) -> Path:
             raise InputError("--init names nothing to weigh", hint='--init "llama3-8b --on 8xH100"')
         text = with_new(text, " ".join(split).replace("--on ", "on "), tuple(split))
     write_result(path, text)
-    return path
 
 
 def _write(made: Check, junit: Path | None, sarif: Path | None, comment: Path | None) -> None:

@@ -64,14 +64,14 @@ class ChangeTable:
 
     @property
     def moved(self) -> bool:
-        """Whether the total, or a part of it, changed by more than `LEAST` of the total."""
+        """Return whether the total, or a part of it, changed by more than `LEAST` of the total."""
         least = LEAST * max(abs(self.before), abs(self.after))
         return any(abs(change) > least for change in (self.by, *(row.by for row in self.rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Reportable):
-    """What differs between two weighings.
+    """Return what differs between two weighings.
 
     `tables`: of the quantities that moved, by parts and then by source line. `settings`: what differs in
     configuration, layout, fleet and compiler, by name: before, after.
@@ -84,12 +84,12 @@ class Difference(Reportable):
 
     @property
     def is_nothing(self) -> bool:
-        """Whether no quantity moved by more than `LEAST` of its total, and the verdict is the same."""
+        """Return whether no quantity moved by more than `LEAST` of its total, and the verdict is the same."""
         return not self.tables and self.before.fits == self.after.fits
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What moved in words, the most important first."""
+        """Return what moved in words, the most important first."""
         return tuple(_sentences(self))
 
     @property

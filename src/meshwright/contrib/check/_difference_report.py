@@ -34,7 +34,7 @@ def difference_document(made: Difference) -> Document:
     first, *others = made.sentences
     settings = plain_rows((name, *values) for name, values in made.settings.items())
     told = ReportTable(columns=("setting", "before", "after"), rows=settings, unbroken=1)
-    tables = (part for table in made.tables for part in section(table.title, _table(table)))
+    tables = (part for table in made.tables if table.rows for part in section(table.title, _table(table)))
     return Document(
         title=f"{made.before.label} and {made.after.label}",
         sections=(

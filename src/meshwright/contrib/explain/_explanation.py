@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Reportable):
-    """What a file says of memory that was too small.
+    """Return what a file says of memory that was too small.
 
     `kind`: what the file is. `lead`: what was too large, in words. `needed_bytes`, `usable_bytes`: of one
     device. `missing_bytes`: how much must go. `parts`: how the needed bytes divide, by name. `held`: the
@@ -71,7 +71,7 @@ class Explanation(Reportable):
 
     @property
     def line(self) -> str:
-        """What was too large, and the largest part of it."""
+        """Return what was too large, and the largest part of it."""
         if not self.held:
             return self.lead
         return f"{self.lead}: {_held_words(self.held[0])}"

@@ -46,7 +46,7 @@ def tables_of(path: Path, text: str) -> dict[str, Any]:
         tree: Any = read(text)
     except ValueError as wrong:
         raise InputError(f"{path} is not {kind}: {wrong}", hint="correct the file") from wrong
-    if not isinstance(tree, dict):
+    if not (tree and isinstance(tree, dict)):
         raise InputError(f"{path} holds no keys", hint=f"name a file whose {kind} is a table of keys")
     return tree  # pyright: ignore[reportUnknownVariableType]
 
@@ -62,14 +62,14 @@ def documents_of(path: Path, text: str) -> list[dict[str, Any]]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads the types of JSON, and refuses a key that is given twice."""
+        """Reads the types of JSON, with texts as keys, and refuses a key that is given twice."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             for name in names:
                 if name != "<<" and names.count(name) > 1:
                     raise ValueError(f"line {node.start_mark.line + 1}: the key {name[:60]!r} is given twice")
-            return super().construct_mapping(node, deep=deep)
+            return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
 
     try:
         _check_size(yaml, text)

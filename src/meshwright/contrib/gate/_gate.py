@@ -81,7 +81,7 @@ class Gate(Reportable):
 
     @property
     def may_go(self) -> bool:
-        """Whether nothing refuses it."""
+        """Return whether nothing refuses it."""
         return not self.reasons
 
     @property
@@ -167,6 +167,13 @@ def gate(
     Raises:
         InputError: the job is not understood; or a limit needs what is not known: the length, or a price.
         CompileError: the compiler failed.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w", suffix=".sh") as job:
+    ...     _ = job.write("#SBATCH --gpus=h100:8\\nmeshwright train linear --steps 10\\n")
+    ...     job.flush()
+    ...     gate(job.name, limits=Limits(max_cost=100)).may_go
+    True
     """
     return gate_of(
         read_job(Path(job), reading or Reading()),

@@ -25,6 +25,7 @@ _FLAGS = frozenset({
     "wait", "verbose", "quiet", "oversubscribe", "get-user-env", "propagate", "no-kill", "test-only",
     "ignore-pbs", "reboot", "use-min-nodes", "hetjob", "packjob",
 })  # fmt: skip
+_NO_LIMIT = ("0", "UNLIMITED", "INFINITE", "-1")
 _DEVICE = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=](\d{1,6}))?(?:\(.*\))?", re.ASCII)
 
 
@@ -61,6 +62,9 @@ def sbatch(
         found = {name for word in words if word and (name := chip_of(word))}
         chip = found.pop() if len(found) == 1 else ""
     seconds = slurm_seconds(values["time"]) if "time" in values else None
+    if seconds is None and values.get("time", "0").upper() not in _NO_LIMIT:
+        what = f"{file}: --time={values['time'][:40]} is no time of Slurm's"
+        raise InputError(what, hint="write days-hours:minutes:seconds, or UNLIMITED")
     tasks = values.get("ntasks") or str(hosts * int(values.get("ntasks-per-node", "1")))
     variables = {
         "SLURM_NNODES": str(hosts),

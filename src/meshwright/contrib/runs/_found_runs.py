@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.files import read_json, reason
 from meshwright.kept_records import (
     MOST_RECORD,
@@ -79,7 +79,7 @@ def found_runs(*places: Path | str) -> FoundRuns:
     runs += [made for entry in entries.values() if entry.id not in found and (made := _absent(entry))]
     _keep(runs, entries, notes)
     runs.sort(key=lambda run: (run.began, run.id), reverse=True)
-    return FoundRuns(runs=tuple(runs), notes=tuple(dict.fromkeys(notes)))
+    return FoundRuns(runs=tuple(runs), notes=tuple(dict.fromkeys(map(printable, notes))))
 
 
 def read_entries(kind: str, letter: str, notes: list[str]) -> Iterator[Entry]:
@@ -251,14 +251,15 @@ def _absent(entry: Entry) -> RunRecord | None:
     """Return the run of a record whose folder is not here; None if the run never began."""
     folder, run = Path(str(entry.fields.get("path", ""))), entry.fields.get("run")
     if not isinstance(run, dict):
-        if is_locked(folder) or (folder / METRICS).is_file():
+        is_other = run_file(folder) != (None, "")  # it was to be a copy with an id of its own
+        if not is_other and (is_locked(folder) or (folder / METRICS).is_file()):
             return _with_id(record_of(folder, None, (f"{RUN_FILE} could not be written yet",)), entry)
         return None
     made = record_of(folder, run)
     was = "" if made.state == "dead" else f"{made.state}; "
     host = f" (it ran on {made.host})" if made.host else ""
     words = f"{was}its folder {folder} is not here{host}: it was moved, removed, or is of another machine"
-    return _with_id(replace(made, state="gone", words=words), entry)
+    return _with_id(replace(made, state="gone", words=printable(words)), entry)
 
 
 def _keep(runs: Iterable[RunRecord], entries: dict[str, Entry], notes: list[str]) -> None:

@@ -102,7 +102,7 @@ class RunCurves:
                 if status.st_size == self._offset:
                     return False
                 file.seek(self._offset)
-                rest = b""
+                rest, before = b"", self._offset
                 while block := file.read(BLOCK_BYTES):
                     *lines, rest = (rest + block).split(b"\n")
                     self._offset += sum(map(len, lines)) + len(lines)
@@ -115,7 +115,7 @@ class RunCurves:
             self.why_not = f"{METRICS} cannot be read: {reason(refused)}"
             return False
         self._stride = 1  # what is written from now on is little
-        return True
+        return self._offset > before
 
     def _restart(self, status: os.stat_result) -> None:
         self._file, self._offset, self._width, self._count = (status.st_dev, status.st_ino), 0, 1, 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, printable
 from meshwright.files import MOST_RECORD_BYTES, last_lines, open_file, parsed_json, read_json, reason
 from meshwright.kept_records import MOST_RECORD, RECORD_SCHEMA, RUN_FILE
 from meshwright.reportable import OneLine
@@ -30,6 +31,8 @@ TAIL_BYTES = 2**16  # at the end of metrics.jsonl
 MOST_NOTICES = 1000
 SILENT_SECONDS = 600.0
 """After so long without a line, a run of another host whose lock is free here counts as dead."""
+
+TAG = re.compile(r"[\w.:/+-]{1,40}")
 
 State = Literal["running", "finished", "stopped", "failed", "dead", "unknown", "gone"]
 Figures = dict[str, Any]
@@ -65,7 +68,8 @@ class RunRecord(OneLine):
     finite), dead (its process is gone without an end), unknown (it runs elsewhere, or is of a newer release),
     gone (its folder is not here); `words` says why. `began`, `ended`: UTC, ISO 8601. `steps`: of the whole
     run; `step`: the last one that was recorded. `loss`, `held_out_loss`: the last, in nats. `step_seconds`:
-    the median that was measured, of the last steps while it runs. `seconds`: of all sessions that ended.
+    the median that was measured, of the last steps while it runs. `seconds`: of all its sessions, by the
+    clock; of one that has died, until it last wrote.
     `copies`: other folders that hold the same run. `sweep`: the folder of its sweep. `notes`: what could not
     be read.
     """
@@ -116,6 +120,13 @@ class RunRecord(OneLine):
         if not self.step_seconds or self.tokens_per_step is None:
             return None
         return self.tokens_per_step / self.step_seconds
+
+    @property
+    def device_hours(self) -> float | None:
+        """Hours of all devices in all sessions; None if unknown."""
+        if self.seconds is None or self.num_devices is None:
+            return None
+        return self.seconds / 3600 * self.num_devices
 
     @property
     def step_error(self) -> float | None:
@@ -183,6 +194,7 @@ class RunRecord(OneLine):
             "predicted": predicted,
             "sessions": [dict(session) for session in self.sessions],
             "tokens": self.tokens,
+            "device_hours": self.device_hours,
             "step_error": self.step_error,
             "mfu": self.mfu,
         }
@@ -240,14 +252,18 @@ def record_of(folder: Path, run: Figures | None, notes: Sequence[str] = ()) -> R
     reached = {name: last.get(name) for name in ("step", "loss", "held_out_loss", "step_seconds")}
     if state not in ("finished", "stopped") or reached["step"] is None:
         reached = {**reached, **_tail(folder)}
-    name = _text(given.get("name")) or _text(_read_table(folder / "config.json").get("name")) or folder.name
+    name = (
+        _text(given.get("name"))
+        or _text(_read_table(folder / "config.json").get("name"))
+        or printable(folder.name)
+    )
     parent = folder.absolute().parent
     return RunRecord(
         id=_text(given.get("id")),
         name=name,
         folder=folder,
         state=state,
-        words=words,
+        words=printable(words),
         began=_text(given.get("began")),
         ended=_text(last.get("ended")),
         host=_text(last.get("host")),
@@ -263,7 +279,7 @@ def record_of(folder: Path, run: Figures | None, notes: Sequence[str] = ()) -> R
         num_parameters=_whole(given.get("num_parameters")),
         num_devices=_whole(weighed.get("num_devices")) or _whole(last.get("num_devices")),
         peak_bytes=_whole(last.get("peak_bytes")),
-        seconds=_sum(_number(each.get("seconds")) for each in sessions),
+        seconds=_seconds_of(sessions, time.time() if state == "running" else _last_written(folder)),
         predicted=Predicted(
             low=_number(seconds.get("low")),
             expected=_number(seconds.get("expected")),
@@ -274,14 +290,15 @@ def record_of(folder: Path, run: Figures | None, notes: Sequence[str] = ()) -> R
         ),
         tags=tags_of(folder / TAGS),
         sweep=parent if (parent / "sweep.json").is_file() else None,
-        notes=tuple(notes),
+        notes=tuple(map(printable, notes)),
         sessions=tuple(sessions),
     )
 
 
 def tags_of(file: Path) -> tuple[str, ...]:
     """Return the tags that a file lists; none if it is not there or damaged."""
-    return tuple(sorted({tag for tag in _list(_read_table(file).get("tags")) if isinstance(tag, str)}))
+    found = (tag for tag in _list(_read_table(file).get("tags")) if isinstance(tag, str))
+    return tuple(sorted({tag for tag in found if TAG.fullmatch(tag)}))
 
 
 def is_locked(folder: Path) -> bool | None:
@@ -387,7 +404,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    return value[:1000] if isinstance(value, str) else ""
+    return printable(value[:1000]) if isinstance(value, str) else ""
 
 
 def _is_number(value: object) -> bool:
@@ -402,9 +419,16 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
-def _sum(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _seconds_of(sessions: Sequence[Figures], until: float) -> float | None:
+    """Return how long all sessions took by the clock; of one without an end, until it last wrote or now."""
+    total = 0.0
+    for place, session in enumerate(sessions, start=1):
+        began, ended = moment(_text(session.get("began"))), moment(_text(session.get("ended")))
+        end = until if ended is None and place == len(sessions) else ended
+        if began is None or end is None:
+            return None
+        total += max(0.0, end - began)
+    return total if sessions else None
 
 
 def moment(text: str) -> float | None:

@@ -69,7 +69,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Steps(NamedTuple):
-    """What each token does to the states, and reads of them.
+    """Return what each token does to the states, and reads of them.
 
     `log_decay` is [batch, sequence, heads], or [..., key_dim] for a decay of each key dimension, which needs
     as many key heads as value heads. `beta` is None without the delta rule. Both are in float32, the others
@@ -165,7 +165,7 @@ def _factor(log_decay: Array, is_seen: Array | None) -> Array:
 
 
 class _Seen(NamedTuple):
-    """What a token sees of its own chunk, for one head of each; None where it sees all.
+    """Return what a token sees of its own chunk, for one head of each; None where it sees all.
 
     `pairs`: whether token i sees j. `before` and `after`: whether its document is that of the state before
     the chunk, and of the state after it. `through`: whether that is one document.
