@@ -74,13 +74,6 @@ FAMILIES = {
         *("model.mamba_head_dim=8", "model.mamba_groups=2", "model.mamba_state_dim=8", "model.conv_width=4"),
         *("model.conv_bias=true", "model.scan_chunk=8", "model.position=none", "model.rope_theta=none"),
     ),
-    "latents without positions": (
-        *("model.num_layers=4", "model.layer_pattern=delta+mlp delta+experts attention+experts*2"),
-        *("model.delta_heads=4", "model.delta_key_heads=4", "model.delta_key_dim=8", "model.conv_width=4"),
-        *("model.delta_value_dim=8", "model.delta_rank=8", "model.delta_gate=sigmoid", "model.scan_chunk=8"),
-        *("model.latent_rank=8", "model.rotary_dim=4", "model.position=none", "model.rope_theta=none"),
-        *("model.num_experts=4", "model.experts_per_token=2", "model.dense_mlp_dim=24"),
-    ),
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
@@ -101,6 +94,9 @@ CASES = [
     pytest.param("turns", "data=2,context=4", "full", marks=pytest.mark.wide),
     pytest.param("few keys", "stage=2,tensor=4", "none", marks=pytest.mark.wide),
     pytest.param("few keys", "context=2,tensor=4", "none", marks=pytest.mark.wide),
+    pytest.param("delta nets", "fsdp=2,context=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
+    pytest.param("mamba", "stage=2,context=2,tensor=2", "full", marks=pytest.mark.wide),
+    pytest.param("mamba", "fsdp=2,tensor=4", "dots-attention", marks=pytest.mark.wide),
 ]
 
 

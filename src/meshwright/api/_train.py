@@ -27,6 +27,7 @@ from meshwright.registry import registered
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from meshwright.units import format_seconds
 
+from ._live_finish import LiveFinish
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
 from ._reporting import check_trackers, reporting
@@ -154,7 +155,7 @@ def train(
                 flops=_step_flops(weighing),
                 about=_about(weighing, agreement),
                 documents=_documents(run, weighing, first),
-                on_event=_listener(weighing, on_event),
+                on_event=LiveFinish(weighing, _listener(weighing, on_event)),
                 first_weights=first,
                 profile=None if session.profile is None else Path(session.profile),
                 times_kernels=times_kernels,

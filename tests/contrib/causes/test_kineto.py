@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+import meshwright as mw
 from meshwright import InputError
-from meshwright.contrib.causes import kineto_trace
-from tests.contrib.causes.kineto import BACKWARD, Kineto
+from meshwright.contrib.causes import gap_of, kineto_trace
+from tests.contrib.causes.kineto import BACKWARD, HOST, Kineto
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_nn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
@@ -215,3 +216,60 @@ def test_events_of_a_kind_that_is_not_read_are_counted(tmp_path):
     t = Kineto().step(0, 0, 100).op("aten::mm", 1, 5).put("new_kind", "x", 1, 2).put("new_kind", "y", 3, 2)
     recorded = kineto_trace([t.write(tmp_path / "t.json")])
     assert recorded.unread == {"events of the kind 'new_kind', which is not read": 2}
+
+
+@pytest.fixture(scope="module")
+def weighed():
+    return mw.weigh("tests.contrib.causes.torch_program:program", on="1xH100")
+
+
+def eager_step(*, pause=(), extra=0, update=0, item=False):
+    """Three steps on a GPU: 2 ms of kernels for forward and backward pass, launched just before they run.
+
+    `pause`: begins and microseconds of idle time between launches. `extra`: further kernels after the step.
+    `update`: kernels of the optimizer that take 1 us each, and 50 us to launch.
+    """
+    t, now = Kineto(), 0
+    for index in range(3):
+        begin = now
+        for number, (name, engine) in enumerate((("aten::addmm", ""), ("aten::mm", "Backward0"))):
+            if engine:
+                t.op("autograd::engine::evaluate_function: AddmmBackward0", now, 1000, BACKWARD, 5 + index, 1)
+            dims = [[64], [64, 64], [64, 64]] if not engine else [[64, 64], [64, 64]]
+            tid = BACKWARD if engine else HOST
+            t.op(name, now + 1, 990, tid, sequence=None if engine else 5 + index, dims=dims)
+            t.launch(GEMM, now + 2, now + 3, 990, tid)
+            now += 1000 + sum(long for place, long in pause if place == number)
+        if item:
+            t.op("aten::item", now, 200)
+            t.put("cuda_runtime", "cudaStreamSynchronize", now, 190, correlation=-1)
+            now += 2000
+        if update:
+            t.put("user_annotation", "Optimizer.step#AdamW.step", now, 50 * update)
+        for _ in range(update):
+            t.op("aten::add_", now, 45).launch(ADD, now + 5, now + 10, 1)
+            now += 50
+        for _ in range(extra):
+            t.python("/home/me/train.py(70): metrics", now, 1000)
+            t.op("aten::sort", now + 1, 900).launch(ADD, now + 2, now + 3, 990)
+            now += 1000
+        t.step(index, begin, now - begin)
+    return t
+
+
+EAGER = {
+    "gaps": ({"pause": ((0, 150), (1, 150))}, "gaps", 300e-6),
+    "an update launched one by one": ({"update": 60}, "update", 49 * 60e-6),
+    "a number each step": ({"item": True}, "synchronization", 2e-3),
+    "more work": ({"extra": 1}, "extra work", 990e-6),
+}
+
+
+@pytest.mark.parametrize("what", list(EAGER))
+def test_a_cause_on_a_gpu_has_its_seconds(what, weighed, tmp_path):
+    changed, kind, seconds = EAGER[what]
+    gap = gap_of(kineto_trace([eager_step(**changed).write(tmp_path / "t.json")]), weighed)
+    found = next(cause for cause in gap.causes if cause.kind == kind)
+    assert found.seconds == pytest.approx(seconds, rel=0.35)
+    named = sum(cause.seconds for cause in gap.causes)
+    assert named + gap.unexplained_seconds == pytest.approx(gap.gap_seconds)

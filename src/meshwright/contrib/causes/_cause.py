@@ -48,6 +48,14 @@ KINDS: Mapping[str, Kind] = {
         words="Python runs between the steps while the devices wait",
         cure="move it out of the loop or into a thread; do not wait for each step: block once in many",
     ),
+    "synchronization": Kind(
+        words="the host waits for the devices, and then they wait for it",
+        cure="take .item(), print(loss) and synchronize() out of the loop, or do it once in many steps",
+    ),
+    "update": Kind(
+        words="the optimizer launches kernels slower than the devices run them",
+        cure="one kernel for many parameters: foreach=True or fused=True in the optimizer",
+    ),
     "save": Kind(
         words="the devices wait while something is saved, logged or evaluated",
         cure="do it less often, or in the background (asynchronous checkpoints, a thread for logs)",

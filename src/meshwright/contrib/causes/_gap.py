@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from meshwright.eager import EagerAccount
 from meshwright.errors import InputError
 from meshwright.ledger import executions_in
 from meshwright.measure import calibration_for
@@ -22,6 +23,7 @@ from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
 from ._cause import KINDS, Cause, ClassRow, Gap, step_row
+from ._eager_work import EagerDifference
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
 from ._timeline import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
@@ -153,6 +155,7 @@ class _Attribution:
         self.rest: defaultdict[str, float] = defaultdict(float)  # by class, exposed
         self.rest_lines: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.differences = self._differences()
+        self.eager = self._eager()
 
     def gap(self) -> Gap:
         facts = _facts_by_item(self.recorded)
@@ -166,7 +169,11 @@ class _Attribution:
         expected = 0.0 if prediction is None else prediction.step_seconds.expected
         gap = self.measured - expected
         found = [each.matched for each in self.differences.values()]
-        differs = any(each.surplus[name] for each in self.differences.values() for name in each.surplus)
+        if self.eager is not None and self.eager.matched is not None:
+            found.append(self.eager.matched)
+        differs = self.eager is not None or any(
+            each.surplus[name] for each in self.differences.values() for name in each.surplus
+        )
         how = f"mean of {len(self.steps)} steps of a trace of {self.recorded.profiler}.profiler"
         return Gap(
             same_program=None if not found else not differs,
@@ -181,7 +188,7 @@ class _Attribution:
             step_seconds=tuple(self.steps),
             num_devices=len(self.recorded.devices),
             classes=self._classes(),
-            matched=min(found, default=None),
+            matched=min(found, default=None if self.eager is None else self.eager.matched),
             files=self.recorded.files,
             notes=tuple(self._notes()),
         )
@@ -203,6 +210,20 @@ class _Attribution:
                 f"{share:.0f} % of the traced program {self.line.main} is in {self.weighing.name}: the trace "
                 "is of another program",
                 hint="name the program, the layout and the fleet of the traced run; or trace its steps",
+            )
+        return found
+
+    def _eager(self) -> EagerDifference | None:
+        """Return how an eager step differs from the weighed one; None for a compiled program."""
+        account, ledger = self.weighing.made_by, self.weighing.figures
+        if not isinstance(account, EagerAccount) or ledger is None or self.line.main:
+            return None
+        found = EagerDifference(self.recorded, account, ledger.flops, _seconds_by_format(self.weighing))
+        if found.matched is not None and found.matched < LEAST_MATCHED:
+            raise InputError(
+                f"a traced step has {found.ratio:.3g} times the FLOPs of {self.weighing.name} in matrix "
+                "products: the trace is of another program, or of another batch",
+                hint="name the program and the inputs of the traced run",
             )
         return found
 
@@ -237,29 +258,18 @@ class _Attribution:
     def _surplus_of(self, item: Item, work: Work | None) -> Sequence[Surplus]:
         if (difference := self.differences.get(item.program)) is not None:
             return difference.surplus.get(item.name, ())
-        if work is None or not self._has_prediction_by_phase:
-            return ()
-        if work.recomputed and not self._recomputes:
-            return (Surplus(what="recomputation", share=1.0, source=work.source or ""),)
-        return ()
-
-    @property
-    def _has_prediction_by_phase(self) -> bool:
-        return self.weighing.prediction is not None
-
-    @property
-    def _recomputes(self) -> bool:
-        prediction = self.weighing.prediction
-        return prediction is not None and any(each.recomputed_seconds > 0 for each in prediction.slices)
+        return () if self.eager is None or work is None else self.eager.surplus_of(work)
 
     def _kind_of_idle(self, item: Item) -> str | None:
         """Return the kind of cause of a device's idle time; None if nothing of it is to be blamed."""
-        if item.host in (INSIDE, OTHERS, "wait"):
+        if item.host == "wait":
+            return None if self.line.main else "synchronization"
+        if item.host in (INSIDE, OTHERS):
             return None
         if item.host == NOTHING:
             return None if self.recorded.host else "host"
-        if not self.line.main:
-            return "gaps" if item.host in ("launch", "python") else IDLE_KINDS[item.host]
+        if not self.line.main and item.host == "launch":  # PyTorch, whose host launches each kernel
+            return "update" if item.name.startswith("Optimizer.") else "gaps"
         if item.host == "launch" and (not item.program or item.program == self.line.main):
             return None  # the step's own launch
         if item.host == "python" and item.source is None:

@@ -19,6 +19,8 @@ MESSAGE_KINDS = (*COLLECTIVE_KINDS, "collective-permute", "broadcast", "message"
 """What devices send; `message`: the trace does not tell which."""
 COPY_KINDS = ("copy-to-host", "copy-to-device", "copy")
 """Copies over the bus, and within a device or between devices (`copy`)."""
+OUTSIDE = "outside"
+"""The phase of work in no forward pass that is recorded for gradients, no backward pass and no update."""
 UNKNOWN = "unknown"
 """Work whose name tells no class; it counts as work, never as a gap."""
 LEAST_BUSY = 0.1  # of the devices' time, that the program of the step takes
@@ -77,7 +79,7 @@ class Work:
         run: which run of the program; "" if the trace does not say.
         source: "file.py:214", the innermost line of the user's code; None if unknown.
         scope: the path of modules or of named scopes, "model/layers.3/mlp/up_proj"; None if unknown.
-        phase: forward | backward | optimizer; None if unknown.
+        phase: forward | backward | optimizer | `OUTSIDE`, in none of them; None if unknown.
         recomputed: the backward pass runs it again (checkpoint, remat).
         format_name: number format of the operands, as `meshwright formats` names it ("bf16", "fp32").
         shape: the shapes of operands or result as text, only to be shown and compared for equality.

@@ -41,6 +41,8 @@ IDLE = "idle"
 INSIDE = "inside"  # of a run of the step's own program
 OTHERS = "others"  # another device works, or the step's program is launched and begins late
 NOTHING = "nothing"  # no span of the host was recorded
+HOLDING = {INSIDE: ("callback", "collect"), OTHERS: ("callback", "collect", "compile", "trace", "transfer")}
+"""What the host does that holds the program up all the same: a launch may compile it or copy arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Item:
     """What a part of a step belongs to.
 
     `kind`: one of `WORK_KINDS`, or `IDLE`. `name`: of the work; of the host's span while the device is idle.
-    `host`: the kind of that span, or `INSIDE`, `OTHERS` or `NOTHING`. `program`, `source`: as of `Work`.
+    `host`: the kind of that span, or `INSIDE`, `OTHERS` or `NOTHING`. The other fields: as of `Work`.
     """
 
     kind: str
@@ -56,6 +58,9 @@ class Item:
     program: str = ""
     source: str | None = None
     host: str = ""
+    phase: str | None = None
+    recomputed: bool = False
+    format_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,15 @@ def timeline_of(recorded: Recorded) -> Timeline:
 
 def item_of(work: Work) -> Item:
     """Return what the seconds of a work belong to."""
-    return Item(kind=work.kind, name=work.instruction or work.name, program=work.program, source=work.source)
+    return Item(
+        kind=work.kind,
+        name=work.instruction or work.name,
+        program=work.program,
+        source=work.source,
+        phase=work.phase,
+        recomputed=work.recomputed,
+        format_name=work.format_name,
+    )
 
 
 def _owners(works: Sequence[Work], spans: Sequence[HostSpan]) -> dict[int, Item]:
@@ -263,7 +276,7 @@ def _of_the_host(idle: Iterable[_Idle], spans: Sequence[HostSpan]) -> Iterator[t
 
 def _idle_item(here: Sequence[HostSpan], held_by: str, order: dict[str, int]) -> Item:
     """Return what a stretch of idle time belongs to. `here`: the spans that contain it."""
-    if held_by and not any(span.kind in ("callback", "collect") for span in here):
+    if held_by and not any(span.kind in HOLDING[held_by] for span in here):
         return Item(kind=IDLE, name="", host=held_by)
     if not here:
         return Item(kind=IDLE, name="", host=NOTHING)

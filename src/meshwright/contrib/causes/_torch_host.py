@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from ._recorded import HostSpan
 from ._torch_names import (
     COPY_CALL,
+    OPTIMIZER,
     STEP,
     SYNCHRONIZE,
     VIEWS,
     WAITS,
-    annotation_kind,
     bare,
-    function_kind,
 )
 from ._torch_threads import Span
 
@@ -47,15 +46,20 @@ class Host:
 
     def spans(self) -> list[HostSpan]:
         """Return what the threads do that run operations, apart from the operations themselves."""
-        found: list[HostSpan] = []
-        for thread, spans in self.threads.items():
-            if all(span.what == "python" for span in spans):
-                continue  # a monitor or a queue, for which no device waits
-            waits = list(self._waits(spans, thread)) if self.begins else []
-            told = [self._listed(span, kind, thread) for span in spans if (kind := _kind(span))]
-            told += waits
-            found += [*told, *self._pauses(spans, thread, told)]
-        return found
+        busy = {
+            thread: spans
+            for thread, spans in self.threads.items()
+            if any(span.what != "python" for span in spans)  # others are monitors, for which no device waits
+        }
+        told = [
+            self._listed(span, kind, thread)
+            for thread, spans in busy.items()
+            for span in spans
+            if (kind := _kind(span))
+        ]
+        for thread, spans in busy.items():
+            told += self._waits(spans, thread) if self.begins else self._numbers(spans, thread)
+        return [*told, *self._pauses(busy, told)]
 
     def _listed(self, span: Span, kind: str, thread: str) -> HostSpan:
         return self._span(span.name, kind, thread, (span.begin, span.end), span.around.source)
@@ -89,28 +93,39 @@ class Host:
             name = span.name if operation is None else operation.name
             yield self._span(name, "wait", thread, (span.begin, until), span.around.source)
 
-    def _pauses(self, spans: Sequence[Span], thread: str, told: Sequence[HostSpan]) -> Iterator[HostSpan]:
-        """Yield the pauses of a thread's operations, and on a GPU the time in which they follow closely.
+    def _numbers(self, spans: Sequence[Span], thread: str) -> Iterator[HostSpan]:
+        """Yield where numbers of tensors are read one after the other, for as long as a pause."""
+        for run in _asked(spans):
+            if run[-1].end - run[0].begin >= self._pause:
+                ends = run[0].begin, run[-1].end
+                yield self._span(run[0].name, "wait", thread, ends, run[0].around.source)
+
+    def _pauses(self, threads: Mapping[str, list[Span]], told: Sequence[HostSpan]) -> Iterator[HostSpan]:
+        """Yield the pauses between operations, and on a GPU the time in which they follow closely.
 
         Args:
-            told: what is listed of the thread anyway, and is no pause.
+            told: what is listed anyway, and is no pause.
         """
+        spans = [span for each in threads.values() for span in each]
         operations = [(span.begin, span.end) for span in spans if _is_outermost(span)]
         if not operations:
             return
-        listed = [(span.begin_seconds, span.end_seconds) for span in told]
-        for run in [] if self.begins else _asked(spans):
-            if run[-1].end - run[0].begin >= self._pause:
-                listed.append((run[0].begin, run[-1].end))
-                yield self._span(run[0].name, "wait", thread, listed[-1], run[0].around.source)
+        listed = sorted((span.begin_seconds, span.end_seconds) for span in told)
         joined = _joined([*operations, *listed], self._pause)
-        around = _around(spans, joined)
-        for (_, begin), (end, _), outer in zip(joined, joined[1:], around, strict=False):
+        found = [_around(each, joined) for each in threads.values()]
+        for ((_, begin), (end, _)), around in zip(
+            itertools.pairwise(joined), zip(*found, strict=True), strict=True
+        ):
+            outer = max((each for each in around if each), key=lambda each: each.begin, default=None)
             name, source = (outer.name, outer.around.source) if outer else ("", None)
-            yield self._span(name, "python", thread, (begin, end), source)
+            yield self._span(name, "python", "", (begin, end), source)
         if self.begins:
-            for begin, end in _without(joined, sorted(listed)):
-                yield self._span(LAUNCHES, "launch", thread, (begin, end), None)
+            for ends in _without(joined, listed):
+                yield self._span(LAUNCHES, "launch", "", ends, None)
+            updates = [span for span in spans if OPTIMIZER.fullmatch(span.name)]
+            for span in updates:  # innermost, and so the name of what is launched there
+                for ends in _without([(span.begin, span.end)], listed):
+                    yield self._span(span.name, "launch", "", ends, span.around.source)
 
 
 def _kind(span: Span) -> str | None:
@@ -119,10 +134,7 @@ def _kind(span: Span) -> str | None:
         if COPY_CALL.fullmatch(span.name):
             return None
         return "compile" if "ModuleLoad" in span.name or "GraphInstantiate" in span.name else None
-    if span.what == "operation":
-        return None
-    kind = annotation_kind(span.name) if span.what == "annotation" else function_kind(span.name)
-    return None if kind == "wait" else kind
+    return span.opens
 
 
 def _copies_and_waits(span: Span) -> bool:

@@ -53,6 +53,7 @@ VIEWS = frozenset(
 WAITS = ("item", "_local_scalar_dense", "is_nonzero", "equal")  # operations that give the host a number
 TEMPLATES = ("triton_tem", "triton_mm", "triton_bmm", "triton_addmm", "triton_mm_plus")
 ENGINE = "autograd::engine::evaluate_function: "
+BACKWARD = re.compile(r"([A-Z]\w*Backward\d*|torch::autograd::AccumulateGrad)")  # the nodes of autograd
 NO_WORK = ("autograd::", "torch::", "c10d::", "profiler::", "_c10d_functional::wait", "record_param_comms")
 OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(.+)")
 STEP = re.compile(r"ProfilerStep[#*]\d+")

@@ -2,7 +2,8 @@
 
 The events of a thread nest: functions of Python hold operations, operations hold others, and the innermost
 one launches a kernel. The backward pass runs without Python's stack, often on a thread of its own; the
-sequence number of an operation joins it with the operation of the forward pass that asked for it.
+sequence number of an operation joins it with the operation of the forward pass that asked for it. Each
+operation shows the number that the next node of autograd gets; the last to show it is the one that made it.
 
 What the checkpoint of activations runs again is known by its sequence numbers: only operations that autograd
 records have one, and inside the backward pass nothing is recorded but what runs the forward pass again.
@@ -10,11 +11,15 @@ records have one, and inside the backward pass nothing is recorded but what runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import bisect
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ._recorded import OUTSIDE as NO_PHASE
 from ._torch_names import (
+    BACKWARD,
     ENGINE,
     MODULE,
     OPTIMIZER,
@@ -24,8 +29,6 @@ from ._torch_names import (
     users_line,
 )
 
-NO_SEQUENCE = 2**64 - 1  # of AccumulateGrad
-
 
 class Span:
     """One event of a thread. `what`: operation | annotation | python | call (of the driver or the runtime).
@@ -33,7 +36,7 @@ class Span:
     `detail`: of an operation a `Detail`, of a call its correlation.
     """
 
-    __slots__ = ("around", "begin", "children", "detail", "end", "is_outermost", "name", "what")
+    __slots__ = ("around", "begin", "children", "detail", "end", "is_outermost", "name", "opens", "what")
     detail: Any
 
     def __init__(self, what: str, name: str, begin: float, end: float, detail: Any = None) -> None:
@@ -41,6 +44,7 @@ class Span:
         self.around: Around = OUTSIDE
         self.is_outermost = True  # an operation within no other
         self.children: list[Span] | None = None  # of operations
+        self.opens: str | None = None  # the kind of what the host does, if it is not within such a span
 
 
 class Call:
@@ -56,9 +60,9 @@ class Call:
 class Around:
     """What surrounds an event, itself included.
 
-    modules: from the outermost, "Block_0". source: the innermost line of the user's. sequence: of the node of
-    autograd whose backward is running. host_kind: data, compile, save or collect, and `host` the name.
-    annotation: the innermost one that is none of PyTorch's own.
+    outermost: the operation that is within no other. modules: from the outermost, "Block_0".
+    source: the innermost line of the user's. sequence: of the node of autograd whose backward is running.
+    host_kind: data, compile, save or collect. annotation: the innermost one that is none of PyTorch's own.
     """
 
     operation: Span | None = None
@@ -67,7 +71,7 @@ class Around:
     is_backward: bool = False
     sequence: int | None = None
     is_recomputed: bool = False
-    is_recorded: bool = False
+    outermost: Span | None = None
     optimizer: str = ""
     host_kind: str | None = None
     annotation: str = ""
@@ -96,6 +100,8 @@ def nest(spans: list[Span]) -> None:
             open_spans.pop()
         outer = open_spans[-1] if open_spans else None
         span.around = _around(span, outer.around if outer else OUTSIDE)
+        if outer is None or outer.around.host_kind is None:
+            span.opens = span.around.host_kind
         if outer is not None:
             span.is_outermost = outer.around.operation is None
             holder = outer.around.operation
@@ -139,20 +145,24 @@ def _around_annotation(span: Span, outer: Around) -> Around:
 
 
 def _around_operation(span: Span, outer: Around) -> Around:
-    sequence, forward_thread, line = span.detail.sequence, span.detail.forward_thread, span.detail.line
-    if span.name.startswith(ENGINE):
+    sequence, line = span.detail.sequence, span.detail.line
+    outermost = outer.outermost or span
+    if span.name.startswith(ENGINE) or (BACKWARD.fullmatch(span.name) and not outer.is_backward):
         return replace(
-            outer, operation=span, is_backward=True, sequence=sequence, is_recomputed=False, is_recorded=False
+            outer,
+            operation=span,
+            outermost=outermost,
+            is_backward=True,
+            sequence=sequence,
+            is_recomputed=False,
         )
-    records = sequence is not None and not forward_thread and sequence != outer.sequence
-    if records and outer.call is not None:
-        outer.call.is_recorded = True
+    again = outer.is_backward and sequence is not None and not span.detail.forward_thread
     return replace(
         outer,
         operation=span,
+        outermost=outermost,
         source=line or outer.source,
-        is_recorded=outer.is_recorded or records,
-        is_recomputed=outer.is_recomputed or (records and outer.is_backward),
+        is_recomputed=outer.is_recomputed or (again and sequence != outer.sequence),
     )
 
 
@@ -162,12 +172,53 @@ class Places:
     def __init__(self, threads: Iterable[list[Span]]) -> None:
         self._forward: dict[int, Around] = {}
         self._texts: dict[tuple[str, ...], str] = {}
-        for span in _operations(threads):
-            number = span.detail.sequence
-            if number not in (None, NO_SEQUENCE) and span.around.is_recorded and not span.around.is_backward:
+        self._recorded: set[int] = set()
+        operations = [[span for span in spans if span.what == "operation"] for spans in threads]
+        self._find_forward(operations)
+        outermost = [[span for span in spans if span.is_outermost] for spans in operations]
+        ends = sorted(span.begin for spans in outermost for span in spans if _ends_forward(span.around))
+        for spans in outermost:
+            self._fill(spans, ends)
+
+    def _find_forward(self, operations: Iterable[list[Span]]) -> None:
+        """Find the operations that autograd recorded: those whose backward runs, or all where none does."""
+        asked: set[int | None] = set()
+        shown: dict[int, Span] = {}
+        for spans in operations:
+            for span in spans:
+                number = span.detail.sequence
+                if span.around.is_backward and not span.around.is_recomputed:
+                    asked.add(span.around.sequence)
+                elif number is not None:
+                    shown[number] = span
+        for number, span in shown.items():
+            if number in asked or not asked:
                 self._forward[number] = span.around
-            elif number is not None and span.around.is_recomputed:
-                self._forward.setdefault(number, span.around)
+                self._record(span.around)
+
+    def _record(self, around: Around) -> None:
+        if around.is_backward or around.outermost is None:
+            return
+        self._recorded.add(id(around.outermost))
+        if around.call is not None:
+            around.call.is_recorded = True
+
+    def _fill(self, outermost: list[Span], ends: list[float]) -> None:
+        """Count what lies between two recorded operations without a module around it to the forward pass.
+
+        Args:
+            ends: when a backward pass or an update runs, on any thread.
+        """
+        between: list[Span] = []
+        begin = math.inf  # of the last operation that is recorded
+        for span in outermost:
+            if bisect.bisect_left(ends, span.begin) > bisect.bisect_left(ends, begin):
+                between, begin = [], math.inf
+            if id(span) in self._recorded:
+                self._recorded.update(map(id, between))
+                between, begin = [], span.begin
+            elif begin < span.begin and span.around.call is None:
+                between.append(span)
 
     def of(self, around: Around) -> Place:
         """Return the place of work that an event with these surroundings launches or does."""
@@ -182,10 +233,9 @@ class Places:
             return "optimizer"
         if around.is_backward:
             return "backward"
-        records = around.is_recorded or (around.call is not None and around.call.is_recorded)
-        return "forward" if records else None
+        records = id(around.outermost) in self._recorded or (around.call and around.call.is_recorded)
+        return "forward" if records else None if around.operation is None else NO_PHASE
 
 
-def _operations(threads: Iterable[list[Span]]) -> Iterator[Span]:
-    for spans in threads:
-        yield from (span for span in spans if span.what == "operation")
+def _ends_forward(around: Around) -> bool:
+    return around.is_backward or bool(around.optimizer)

@@ -36,7 +36,7 @@ Fields = dict[str, Any]
 _EMPTY: Fields = {
     "step": 0,
     "predicted": {},
-    "finish": [],
+    "finish": "",
     "tags": [],
     **dict.fromkeys(("of", "on", "layout"), ""),
     "unit": "tokens",
@@ -109,6 +109,7 @@ class LiveRun:
         self._measured = Kept(folder / "measurement.json", _measured)
         self._compared = Kept(folder / "reconciliation.json", _compared)
         self._stamps: list[tuple[int, int, int] | None] = []
+        self._finish = ""
 
     @property
     def state(self) -> str:
@@ -121,6 +122,8 @@ class LiveRun:
         stamps = [stamp_of(self.folder / name) for name in WATCHED]
         if stamps != self._stamps or self.state == "running":  # which may die without a word
             changed |= stamps != self._stamps or self.version == 0
+            if stamps != self._stamps:
+                self._finish = self._said_finish()
             self._stamps, before = stamps, self.record
             try:
                 self.record = run_record(self.folder)
@@ -152,6 +155,7 @@ class LiveRun:
             "step_seconds": seconds,
             "seconds_left": left,
             "mfu": record.mfu,
+            "finish": self._finish if record.state == "running" else "",
             "memory": self._newest("memory_in_use_bytes"),
             "begun": _moment(record.began) or self._begun(),
             "of": clean(record.name),
@@ -162,6 +166,12 @@ class LiveRun:
             "tokens_per_step": record.tokens_per_step,
             "predicted": predicted_of(record),
         }
+
+    def _said_finish(self) -> str:
+        """Return when the run will be finished, as its log said last."""
+        text, _ = _end_of(self.folder / "log.txt", LOG_BYTES)
+        said = re.findall(r"^\S+ finish: (.+)$", text, re.M)
+        return clean(said[-1]) if said else self._finish
 
     def _named(self) -> Fields:
         names = {"id": self.id, "version": self.version, "name": self.name}

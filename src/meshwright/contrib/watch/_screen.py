@@ -161,8 +161,8 @@ def _lines(run: LiveRun, row: Fields, width: int) -> Iterator[str]:
             yield f"{name:{LABEL}}{spark(window.curves[key][1]):{spark_width}}  {words(value)}"
     if row["held_out_loss"] is not None:
         yield f"{'held-out loss':{LABEL}}{'':{spark_width}}  {row['held_out_loss']:.4g}"
-    for value, words in row["finish"]:
-        yield f"{'finish':{LABEL}}{'':{spark_width}}  {value}, {words}"
+    if row["finish"]:
+        yield f"{'finish':{LABEL}}{row['finish']}"
 
 
 def _last(values: Sequence[float | None]) -> float | None:

@@ -309,12 +309,12 @@ function facts(row) {
   if (row.mfu !== null) card(KINDS.share(row.mfu), "MFU");
   if (row.memory !== null) card(KINDS.bytes(row.memory), "memory of a device in use");
   if (row.seconds_left !== null) card(KINDS.seconds(row.seconds_left), "of steps left");
-  for (const [value, words] of row.finish) card(value, words);
   const where = [row.of, row.on && `on ${row.on}`, row.layout && `layout ${row.layout}`].filter(Boolean).join(", ");
   byId("facts").replaceChildren(
     made("h2", {}, isolated(row.name)),
     made("p", { class: "words" }, made("span", { class: row.state }, row.state), row.words ? ` (${row.words})` : "",
       ", ", isolated(where), row.begun ? `, since ${day(row.begun)}` : ""),
+    ...(row.finish ? [made("p", {}, "Finish: ", isolated(row.finish))] : []),
     made("div", { class: "cards" }, ...cards));
 }
 

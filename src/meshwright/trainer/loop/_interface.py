@@ -27,7 +27,7 @@ FIRST_TRACED, LAST_TRACED = 3, 5
 """The steps of a process that a trace holds: the first two still fill caches."""
 NoticeKind = Literal[
     "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal", "autotuning",
-    "data", "tracker",
+    "data", "tracker", "finish",
 ]  # fmt: skip
 
 
