@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from calibrated_score import (
     best_known,
     calibrated,
@@ -19,6 +18,8 @@ from calibrated_score import (
 
 from meshwright.hardware import Fleet
 from meshwright.predict import machine_of, prior_of
+
+RECORDS = Path(__file__).parents[2] / "benchmarks/records"
 
 
 def row(number, ratio, *, standard=True, notes=(), devices=8, source="a"):
@@ -138,7 +139,7 @@ def test_sources_are_scored_apart_and_small_ones_left_out():
 
 def test_every_row_of_the_last_record_has_a_class_for_what_its_software_does_otherwise():
     """Rules were added to the survey's software for a week, and this script could read no newer record."""
-    newest = max((ROOT / "benchmarks/records").glob("*_predict_published.toml"))
+    newest = max(RECORDS.glob("*_predict_published.toml"))
     rows = [row for row in rows_in(newest) if row["otherwise_seconds"]]
     for row in rows:
         assert sum(exposed_of(row).values()) == pytest.approx(row["predicted_seconds"])
