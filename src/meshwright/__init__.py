@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .compiler import register_kernel as register_kernel
     from .config import RunConfig as RunConfig
     from .contrib.causes import Gap as Gap
-    from .contrib.causes._verb import reconcile as reconcile
+    from .contrib.causes._reconcile_verb import reconcile as reconcile
     from .contrib.check import Check as Check
     from .contrib.check import Difference as Difference
     from .contrib.check import check as check

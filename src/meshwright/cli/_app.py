@@ -47,24 +47,24 @@ PANELS = {
             "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
         ),
         "reconcile": (
-            "meshwright.contrib.causes._commands",
+            "meshwright.contrib.causes._reconcile_command",
             "reconcile llama3-8b --on 64xH100 --layout fsdp=64 --trace profile/",
         ),
     },
     GUARD: {
-        "check": ("meshwright.contrib.check._commands", "check --against main"),
+        "check": ("meshwright.contrib.check._check_commands", "check --against main"),
         "diff": (
-            "meshwright.contrib.check._commands",
+            "meshwright.contrib.check._check_commands",
             "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100",
         ),
         "runs": ("meshwright.contrib.runs._runs_commands", ""),  # a group, as `data`
         "compare": ("meshwright.contrib.runs._runs_commands", "compare runs/a runs/b --html page.html"),
-        "gate": ("meshwright.contrib.gate._commands", "gate train.sbatch --max-cost 5000"),
-        "explain": ("meshwright.contrib.explain._commands", "explain train.log"),
+        "gate": ("meshwright.contrib.gate._gate_command", "gate train.sbatch --max-cost 5000"),
+        "explain": ("meshwright.contrib.explain._explain_command", "explain train.log"),
     },
     RUN: {
         "sweep": ("_train_command", "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1"),
-        "watch": ("meshwright.contrib.watch._commands", "watch runs/bytes-10m"),
+        "watch": ("meshwright.contrib.watch._watch_command", "watch runs/bytes-10m"),
         "sample": ("_data", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
         "export": ("_data", "export runs/bytes-10m --to bytes-10m.safetensors"),
         "data": ("_data", ""),  # a group, whose commands have examples of their own

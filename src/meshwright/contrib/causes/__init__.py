@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from ._recorded import Recorded as Recorded
     from ._recorded import RecordedStep as RecordedStep
     from ._recorded import Work as Work
-    from ._verb import reconcile as reconcile
+    from ._reconcile_verb import reconcile as reconcile
 
 __getattr__, __dir__ = names_on_first_use(__name__)

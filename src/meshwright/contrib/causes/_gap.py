@@ -26,7 +26,7 @@ from ._cause import KINDS, Cause, ClassRow, Gap, step_row
 from ._eager_work import EagerDifference
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
-from ._timeline import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
+from ._step_parts import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
 from ._xplane_programs import BITS, parsed
 
 MOST_PARTS = 4  # of a prediction, that could take longer

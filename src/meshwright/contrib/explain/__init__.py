@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from ._explanation import Explanation as Explanation
     from ._explanation import Held as Held
     from ._explanation import Setting as Setting
-    from ._verb import explain_file as explain_file
+    from ._explain_verb import explain_file as explain_file
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -27,7 +27,7 @@ from meshwright.results import Weighing
 from meshwright.units import format_bytes, format_price, format_seconds, parse_count
 
 from ._jobs import Job, read_job
-from ._launch import slurm_time
+from ._launch_lines import slurm_time
 from ._recipe import Recipe, described, first_words
 from ._trainers import Configured, Reading
 
@@ -103,7 +103,7 @@ class Gate(Reportable):
 
     def document(self) -> Document:
         """Return its report."""
-        from ._page import gate_document
+        from ._gate_page import gate_document
 
         return gate_document(self)
 

@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 
 from ._documents import documents_of, tables_of, text_of
 from ._kubernetes import is_kubernetes, kubernetes
-from ._launch import Launch
+from ._launch_lines import Launch
 from ._megatron import megatron
 from ._recipe import Recipe
 from ._shell import Command, commands_of, is_known, shown

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.hardware import find_chip
 
-from ._launch import Launch, chip_of
+from ._launch_lines import Launch, chip_of
 from ._shell import Command
 from ._tables import Seen, seen_keys, table, whole
 

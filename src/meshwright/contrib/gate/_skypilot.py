@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ._launch import Launch, chip_of
+from ._launch_lines import Launch, chip_of
 from ._shell import commands_of
 from ._tables import flattened, seen_keys, table, whole
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ._launch import Launch, chip_of, slurm_seconds
+from ._launch_lines import Launch, chip_of, slurm_seconds
 from ._shell import commands_of
 from ._tables import seen_keys, table, whole
 

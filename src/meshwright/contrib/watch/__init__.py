@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from ._page import static_page as static_page
+    from ._watch_page import static_page as static_page
     from ._server import Watcher as Watcher
     from ._shelf import Shelf as Shelf
 

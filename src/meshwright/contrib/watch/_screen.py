@@ -1,6 +1,6 @@
 """Show runs on a terminal while they run: a live screen, or plain lines in a pipe.
 
-Imports: `_shelf`, `cli`, `units`, rich. Used by: `_commands`.
+Imports: `_shelf`, `cli`, `units`, rich. Used by: `_watch_command`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `Guard` answers what is refused, before any of the page's own code runs. Runs are known to a page by hashes of
 their folders: no request holds a path.
 
-Imports: `_shelf`, `_page`, starlette, uvicorn. Used by: `_commands`.
+Imports: `_shelf`, `_watch_page`, starlette, uvicorn. Used by: `_watch_command`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ._buckets import Have
-from ._page import live_page, text_of
+from ._watch_page import live_page, text_of
 from ._shelf import Shelf
 
 POLICY = (

@@ -71,7 +71,7 @@ def reconcile(
         raise InputError(f"{len(programs)} programs and one trace", hint="name one program")
     if on is not None:
         say_readings(programs[0], on, layout)
-    from ._verb import Took, gap_with
+    from ._reconcile_verb import Took, gap_with
 
     with phases("reconciling") as on_phase:
         gap = gap_with(

@@ -68,7 +68,7 @@ def _has_browser() -> bool:
 def _write(shelf: Shelf, html: Path) -> None:
     from meshwright.reportable import write_result
 
-    from ._page import static_page
+    from ._watch_page import static_page
 
     if not shelf.runs:
         raise InputError("no run is there to write a page of", hint="name the folder of a run")

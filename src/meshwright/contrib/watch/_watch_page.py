@@ -1,7 +1,7 @@
 """Make the page of some runs: one that a server keeps alive, or one file that needs no server.
 
 Both have the same script and style, which are files of this package. Imports: `_shelf`. Used by: `_server`,
-`_commands`.
+`_watch_command`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def explain(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page.")] = None,
 ) -> None:
     """Say what ran out of memory, from a log, a dump, a snapshot or a profile."""
-    from ._verb import explain_file
+    from ._explain_verb import explain_file
 
     made = explain_file(file, on=on)
     if html is not None:
