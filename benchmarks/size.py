@@ -141,7 +141,7 @@ def parameters_by_verb() -> dict[str, int]:
     found: dict[str, int] = {}
     for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-        if not isinstance(node, ast.ImportFrom) or not module.startswith(("api.", "contrib.causes._reconcile_verb")):
+        if not module.startswith(("api.", "contrib.causes._reconcile_verb")):
             continue
         body = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text()).body
         names = {alias.name for alias in node.names}

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ._cause import Gap as Gap
     from ._gap import gap_of as gap_of
     from ._kineto_trace import kineto_trace as kineto_trace
+    from ._reconcile_verb import reconcile as reconcile
     from ._recorded import HostSpan as HostSpan
     from ._recorded import Recorded as Recorded
     from ._recorded import RecordedStep as RecordedStep
     from ._recorded import Work as Work
-    from ._reconcile_verb import reconcile as reconcile
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from ._watch_page import static_page as static_page
     from ._server import Watcher as Watcher
     from ._shelf import Shelf as Shelf
+    from ._watch_page import static_page as static_page
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -26,8 +26,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ._buckets import Have
-from ._watch_page import live_page, text_of
 from ._shelf import Shelf
+from ._watch_page import live_page, text_of
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
