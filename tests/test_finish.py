@@ -18,6 +18,9 @@ def weighing():
 def test_a_weighing_with_tokens_says_when_it_is_finished(weighing):
     finish = weighing.finish
     assert finish.seconds.expected > weighing.run_total.seconds.expected
+    _, _, after = str(weighing).partition("\n  not known: ")
+    (_, second, *_) = after.splitlines()
+    assert second.startswith("  ")  # the questions take two lines, and both are indented
     assert "FINISH: " in str(weighing)
     assert "finish" in weighing.to_dict()
     assert mw.weigh("bytes-nano", on="8xH100").finish is None

@@ -302,7 +302,7 @@ class Weighing(Reportable):
             "run_flops": None if flops is None else dataclasses.asdict(flops),
             "traffic_by_axes": [dataclasses.asdict(part) for part in self.traffic_by_axes],
             **(self._compiled_fields() if self.is_compiled else self._eager_fields()),
-            **({} if finish is None else {"finish": finish.to_dict(datetime.now().date())}),
+            **({} if finish is None else {"finish": finish.to_dict(datetime.now())}),
         }
 
     def _named_fields(self) -> dict[str, Any]:

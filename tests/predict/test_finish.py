@@ -125,7 +125,7 @@ def test_days_are_said_as_people_write_them():
     assert not short.never
     open_end = replace(WORK, step_seconds=Interval(low=9.0, expected=10.0, high=None))
     assert "no upper end" in finish_of(open_end, SURE).texts(now)[0]
-    assert finish_of(open_end, SURE).to_dict(date(2026, 12, 1))["finish_date"]["high"] is None
+    assert finish_of(open_end, SURE).to_dict(datetime(2026, 12, 1))["finish_date"]["high"] is None
 
 
 def test_a_run_that_makes_no_progress_is_said_to_end_never():
@@ -151,3 +151,30 @@ def test_an_answer_that_is_none_is_refused_in_words(answer, words):
     with pytest.raises(InputError, match=words) as refused:
         Operations(**answer)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["restart_seconds", "checkpoint_seconds", "spares", "spot_hours"])
+@pytest.mark.parametrize("wrong", [-1, 1e12, math.nan])
+def test_what_lies_outside_of_a_range_is_refused_with_the_range(name, wrong):
+    with pytest.raises(InputError) as refused:
+        Operations(**{name: wrong})
+    assert refused.value.hint.endswith(" to 1e+09")
+
+
+def test_more_spares_than_hosts_wait_for_none():
+    work = replace(WORK, hosts=2)
+    assert finish_of(work, replace(SURE, spares=10**9)).shares["waiting"] == pytest.approx(0)
+
+
+def test_a_run_that_begins_in_the_evening_ends_by_its_own_hours():
+    finish = finish_of(replace(WORK, steps=20 * 360), replace(SURE, start=None))  # 20 h of steps, and more
+    late, early = datetime(2026, 12, 1, 23), datetime(2026, 12, 1, 0, 30)
+    day = finish.seconds.expected / DAY
+    assert 0.8 < day < 0.98
+    assert finish.day(finish.seconds.expected, early) == early.date()
+    assert finish.day(finish.seconds.expected, late) == date(2026, 12, 2)
+
+
+def test_a_day_beyond_the_calendar_is_not_named():
+    finish = finish_of(replace(WORK, steps=10**13), SURE)
+    assert finish.texts(datetime(2026, 12, 1))[0].startswith("after the year 9999, ")

@@ -37,6 +37,7 @@ DRAWS = 2000
 DAY = 86400.0
 NORMAL_90 = 1.645  # deviations to the end of an interval that holds nine of ten
 MOST_REWORK = 30.0  # times the time between faults: beyond it no checkpoint is ever reached
+MOST = 1e9  # of what an operator may give: seconds, hours or hosts
 NEVER = 100.0  # times its steps: a run that takes longer makes no progress
 PARTS = {
     "evaluation": "evaluation",
@@ -55,7 +56,7 @@ class Operations:
     """How a run is operated, as far as it is known: what decides when it is finished.
 
     Args:
-        start: the day on which it begins, "2026-12-01"; today if not given.
+        start: the day on which it begins, "2026-12-01"; now if not given.
         restart: "automatic" if a run that a fault stops begins again without a person, or "manual".
         restart_seconds: from a fault until steps are made again; those of published runs if not given.
         checkpoint_seconds: for which the steps wait at a checkpoint; 0 if one in memory hides behind them.
@@ -86,8 +87,8 @@ class Operations:
         for name in ("restart_seconds", "checkpoint_seconds", "spares", "spot_hours"):
             value = getattr(self, name)
             least = 0 if name != "spot_hours" else 1e-3
-            if value is not None and not least <= value <= 1e9:
-                raise InputError(f"{name.replace('_', ' ')} of {value:g}", hint=f"at least {least:g}")
+            if value is not None and not least <= value <= MOST:
+                raise InputError(f"{name.replace('_', ' ')} of {value:g}", hint=f"{least:g} to {MOST:g}")
 
     @property
     def begins(self) -> date | None:
@@ -184,6 +185,8 @@ def day_words(day: date, today: date) -> str:
     >>> day_words(date(2027, 3, 12), date(2026, 11, 28))
     '12 Mar 2027'
     """
+    if day == date.max:
+        return "after the year 9999"
     words = f"{day.day} {day:%b}"
     return words if day.year == today.year else f"{words} {day.year}"
 
@@ -230,6 +233,7 @@ class Finish:
             words += "" if every is None else f", checkpoint every {format_seconds(every)}"
         parts = {name: share for name, share in self.shares.items() if name != "steps" and share >= 5e-4}
         beside = ", ".join(f"{PARTS[name]} {100 * share:.1f} %" for name, share in parts.items())
+        beside = f"on average {beside}" if beside else ""
         lines = (beside, *self.notes, f"not known: {'; '.join(self.questions)}" if self.questions else "")
         return (words, *(line for line in lines if line))
 
@@ -242,26 +246,29 @@ class Finish:
             )
         else:
             low, expected, high = (
-                None if at is None else day_words(self.day(at, today), today)
+                None if at is None else day_words(self.day(at, now), today)
                 for at in (seconds.low, seconds.expected, seconds.high)
             )
+        if expected == low and high in (low, None) and self.day(seconds.expected, now) == date.max:
+            return expected or ""
         if high is None:
             return f"{expected} (80 %: from {low}, no upper end)"
         begin, _, month = str(low).partition(" ")
         short = begin if month and high.partition(" ")[2] == month else low  # "9 to 21 Mar"
         return f"{expected} (80 %: {short if low != high else 'on'} {'to ' if low != high else ''}{high})"
 
-    def day(self, seconds: float, today: date) -> date:
-        """Return the day that comes so many seconds after the start."""
-        begins = today if self.start is None else date.fromisoformat(self.start)
-        most = (date.max - begins).days
-        return begins + timedelta(days=min(most, int(seconds // DAY)))
+    def day(self, seconds: float, now: datetime) -> date:
+        """Return the day that comes so many seconds after the start, or the last one of the calendar."""
+        begins = now if self.start is None else datetime.fromisoformat(self.start)
+        if seconds >= (date.max - begins.date()).days * DAY:
+            return date.max
+        return (begins + timedelta(seconds=seconds)).date()
 
-    def to_dict(self, today: date) -> dict[str, Any]:
+    def to_dict(self, now: datetime) -> dict[str, Any]:
         """Return the estimate in JSON's types, with its days."""
         ends = {"low": self.seconds.low, "expected": self.seconds.expected, "high": self.seconds.high}
-        days = {end: None if at is None else self.day(at, today).isoformat() for end, at in ends.items()}
-        return {**asdict(self), "start": self.start or today.isoformat(), "finish_date": days}
+        days = {end: None if at is None else self.day(at, now).isoformat() for end, at in ends.items()}
+        return {**asdict(self), "start": self.start or now.date().isoformat(), "finish_date": days}
 
 
 def best_period(checkpoint_seconds: float, fault_seconds: float) -> float:
@@ -440,7 +447,7 @@ def _absent_share(rate: float, hosts: int, spares: int | None) -> float:
     if mean > 500:  # far beyond what spares are kept for: the normal tail
         return min(0.99, 0.5 * math.erfc((spares + 0.5 - mean) / math.sqrt(2 * mean)))
     term = within = math.exp(-mean)
-    for number in range(1, spares + 1):
+    for number in range(1, min(spares, 1000) + 1):  # more than 20 deviations above any mean of this branch
         term *= mean / number
         within += term
     return min(0.99, max(0.0, 1 - within))

@@ -119,7 +119,7 @@ def _terminal_section(part: ReportSection) -> Iterator[RenderableType]:
             case Words():
                 text = _printable(block.text) if block.sample else block.text
                 line = Text.assemble((block.lead, "bold"), (text, STYLES[block.tone]))
-                yield _indented(line) if part.title else line
+                yield _indented(line) if part.title else line if block.sample else _hanging(line)
             case ReportTable():
                 if isinstance(before, ReportTable):
                     yield Text()
@@ -128,6 +128,12 @@ def _terminal_section(part: ReportSection) -> Iterator[RenderableType]:
                 yield _indented(_terminal_bars(block))
             case _:
                 pass
+
+
+def _hanging(line: Text) -> RenderableType:
+    """Return a paragraph whose further lines are as far from the edge as the first one."""
+    spaces = len(line.plain) - len(line.plain.lstrip(" "))
+    return Padding(line[spaces:], (0, 0, 0, spaces), expand=False) if spaces else line
 
 
 def _indented(part: RenderableType) -> Padding:

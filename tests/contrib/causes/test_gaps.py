@@ -154,6 +154,8 @@ def test_a_time_alone_names_no_cause():
     assert gap.causes == ()
     assert gap.unexplained_seconds == pytest.approx(gap.gap_seconds)
     assert gap.could_be
+    assert "(no interval)" in str(gap)
+    assert mw.reconcile("linear", on="8xH100", measured="1us").could_be == ()
     assert "a step's time alone tells none" in gap.not_compared["causes"]
 
 

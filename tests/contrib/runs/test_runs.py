@@ -317,7 +317,8 @@ def test_runs_are_filtered_and_sorted_by_their_fields(two: SimpleNamespace):
     assert [run.id for run in mw.runs(sort="loss")] == [two.a, two.b]
     assert len(mw.runs(where=["optimizer.learning_rate=0.5"])) == 2
     assert len(mw.runs(where=["state!=finished"])) == 0
-    for wrong in ("losss<3", "loss", "=3"):
+    assert mw.runs(where=["state!=finished"]).line == "the filters leave none of 2"
+    for wrong in ("losss<3", "loss", "=3", "loss<low", "loss>nan"):
         with pytest.raises(mw.InputError):
             mw.runs(where=[wrong])
     with pytest.raises(mw.InputError, match="no kind"):

@@ -118,6 +118,9 @@ def test_json_has_every_run_and_a_sweeps_values(tmp_path):
         (["--terminal"], "no run is there yet"),
         (["--html", "x.html"], "no run is there to write a page of"),
         (["--port", "70000"], "65535"),
+        (["empty2", "--json", "--port", "99"], "--json has no use for --port"),
+        (["empty2", "--html", "x.html", "--terminal"], "--html has no use for --terminal"),
+        (["empty2", "--terminal", "--host", "0.0.0.0"], "--terminal has no use for --host"),
         (["empty2", "--host", "192.0.2.1"], "cannot serve at 192.0.2.1"),
     ],
 )

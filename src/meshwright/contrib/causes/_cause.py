@@ -200,8 +200,13 @@ class Gap(Reconciliation):
         """The predicted step with its interval, in words."""
         if self.predicted is None:
             return "no time is predicted"
-        low, high = self.predicted.low, self.predicted.high
-        ends = " to ".join("?" if end is None else format_seconds(end) for end in (low, high))
+        low, high = (
+            None if end is None else format_seconds(end) for end in (self.predicted.low, self.predicted.high)
+        )
+        if low is None:
+            ends = "no interval" if high is None else f"at most {high}"
+        else:
+            ends = f"at least {low}" if high is None else f"{low} to {high}"
         return f"should take {format_seconds(self.predicted.expected)} ({ends})"
 
     def document(self) -> Document:

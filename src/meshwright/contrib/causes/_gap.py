@@ -100,7 +100,8 @@ def gap_of(recorded: Recorded, weighing: Weighing) -> Gap:
 def gap_of_seconds(seconds: float, weighing: Weighing, how: str) -> Gap:
     """Return the gap of a step of which only the time is known: no cause is named, for nothing tells one.
 
-    `could_be` says what the prediction has that could take longer, the largest first.
+    `could_be` says what the prediction has that could take longer, the largest first; nothing of a step that
+    is no slower than predicted.
 
     Raises:
         InputError: no time is predicted.
@@ -128,7 +129,7 @@ def gap_of_seconds(seconds: float, weighing: Weighing, how: str) -> Gap:
         causes=(),
         unexplained_seconds=seconds - prediction.step_seconds.expected,
         num_devices=weighing.fleet.num_devices,
-        could_be=tuple(could),
+        could_be=tuple(could) if seconds > prediction.step_seconds.expected else (),
         notes=prediction.interval_reasons,
     )
 

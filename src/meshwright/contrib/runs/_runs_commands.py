@@ -126,7 +126,8 @@ def _removal_words(removal: Removal) -> list[str]:
         return [printable(f"{what}: its record alone, for {record.words}")]
     files = f"{removal.num_files:,} files" if removal.num_files != 1 else "1 file"
     words = f"{what}: {files}, {format_bytes(removal.num_bytes)}, in {record.folder}"
-    checkpoints = [f"{len(found)} checkpoints among them"] if (found := record.checkpoints()) else []
+    count = len(record.checkpoints())
+    checkpoints = [f"{count} checkpoint{'s' if count != 1 else ''} among them"] if count else []
     stays = f"{len(removal.kept)} other files stay: {', '.join(removal.kept[:5])}" if removal.kept else ""
     return [printable(line) for line in (words, *checkpoints, stays) if line]
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,12 +54,13 @@ Listed = RunRecord | KeptFigures
 class Runs(Reportable):
     """The runs, weighings and plans that were asked for; `notes`: what should be known of the search.
 
-    `most`: the rows of a kind that are shown; None shows all.
+    `most`: the rows of a kind that are shown; None shows all. `num_others`: how many the filters leave out.
     """
 
     records: tuple[Listed, ...]
     notes: tuple[str, ...] = ()
     most: int | None = None
+    num_others: int = 0
 
     def __iter__(self) -> Any:
         return iter(self.records)
@@ -81,6 +83,8 @@ class Runs(Reportable):
         for kind in ("weighing", "plan"):
             if count := kinds.count(kind):
                 words.append(f"{count} {kind}{'s' if count != 1 else ''}")
+        if not words and self.num_others:
+            return f"the filters leave none of {self.num_others:,}"
         return "; ".join(words) or "nothing was run or weighed here yet"
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,7 +172,8 @@ def runs(
     kept = [record for record in records if all(test(record) for test in tests)]
     if sort:
         kept = _sorted(kept, sort)
-    return Runs(records=tuple(kept), notes=tuple(dict.fromkeys(notes)), most=most)
+    others = len(records) - len(kept)
+    return Runs(records=tuple(kept), notes=tuple(dict.fromkeys(notes)), most=most, num_others=others)
 
 
 def value_of(record: Listed, field: str) -> Any:
@@ -204,6 +209,7 @@ def _filter(text: str) -> Callable[[Listed], bool]:
         raise InputError(f"{text[:80]!r} is no filter", hint='write "state=dead", "loss<3" or "name~llama"')
     field, sign, given = matched.groups()
     _check_field(field)
+    number = _number(given)
 
     def test(record: Listed) -> bool:
         if field == "tag":
@@ -217,8 +223,9 @@ def _filter(text: str) -> Callable[[Listed], bool]:
             return False
         if sign == "=":
             return _equal(value, given)
-        number = _number(given)
-        if number is not None and isinstance(value, int | float):
+        if isinstance(value, int | float):
+            if number is None or isnan(number):
+                raise InputError(f"{given[:80]!r} is no number", hint=f"{field} is one: {field}{sign}3")
             return SIGNS[sign](value, number)
         return isinstance(value, str) and SIGNS[sign](value, given)
 

@@ -45,6 +45,13 @@ def watch(
     """Follow runs while they run: a page in the browser, or a screen of the terminal."""
     from ._shelf import Shelf, folders_of
 
+    served = {"--terminal": terminal, "--host": host is not None, "--port": port is not None}
+    unused = [option for option, given in served.items() if given]
+    if html is None and not as_json:
+        unused = unused if terminal and len(unused) > 1 else []
+    if unused:
+        chosen = "--html" if html is not None else "--json" if as_json else unused.pop(0)
+        raise InputError(f"{chosen} has no use for {' and '.join(unused)}", hint="give one or the other")
     shelf = Shelf(folders_of(runs or []))
     if html is not None:
         _write(shelf, html)
