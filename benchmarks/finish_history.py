@@ -12,7 +12,8 @@ from typing import Any
 
 from _record import ROOT, write_record
 
-from meshwright.predict import Interval, Operations, Range, Workload, finish_of
+from meshwright.finishing import Operations, Range, Workload, finish_of
+from meshwright.predict import Interval
 
 RUNS = ROOT / "benchmarks/finish_runs.toml"
 PAGE = ROOT / "docs/explanation/finish.md"

@@ -136,13 +136,16 @@ def _imports_private_modules(path: Path) -> bool:
     return any(name.startswith("meshwright.") and "._" in name for name in names)
 
 
+ROOMS_OF_VERBS = ("api.", "contrib.causes._reconcile_verb")
+
+
 def parameters_by_verb() -> dict[str, int]:
     """Return the number of parameters of each verb that the package exports."""
     found: dict[str, int] = {}
     for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
-        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-        if not module.startswith(("api.", "contrib.causes._reconcile_verb")):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(ROOMS_OF_VERBS):
             continue
+        module = node.module or ""
         body = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text()).body
         names = {alias.name for alias in node.names}
         for function in body:

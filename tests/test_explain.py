@@ -37,7 +37,7 @@ def test_what_cannot_be_compiled_says_why_and_keeps_the_others(small, monkeypatc
             raise CompileError("the compiler said no", hint="none")
         return small
 
-    monkeypatch.setattr(_explain, "weigh", refuse)
+    monkeypatch.setattr(_explain, "weigh_unkept", refuse)
     failed = next(c for c in mw.explain(small) if c.failed)
     assert (failed.arguments, failed.failed) == ("--layout fsdp=2", "the compiler said no")
     assert failed.reserved_bytes is None
@@ -48,7 +48,7 @@ def test_every_step_of_rematerialisation_is_tried(monkeypatch, small):
     from meshwright.config import load_config
 
     transformer = dataclasses.replace(small, config=load_config("bytes-nano", ["remat=dots"]))
-    monkeypatch.setattr(_explain, "weigh", lambda *_, **__: small)
+    monkeypatch.setattr(_explain, "weigh_unkept", lambda *_, **__: small)
     tried = {c.arguments for c in mw.explain(transformer) if "remat" in c.arguments}
     others = ("none", "dots-attention", "alternate-dots", "full")  # and none that repeats some blocks only
     assert tried == {f"--set remat={name}" for name in others}
@@ -72,7 +72,7 @@ def test_what_the_prediction_walked_or_bounded_is_compiled(monkeypatch, small):
         layout=Layout.parse("data=2,fsdp=4"),
         prediction=dataclasses.replace(small.prediction, what_helps=(walked,), slices=(waits,)),
     )
-    monkeypatch.setattr(_explain, "weigh", lambda *_, **__: small)
+    monkeypatch.setattr(_explain, "weigh_unkept", lambda *_, **__: small)
     tried = {c.arguments for c in mw.explain(slow)}
     assert {
         "--layout fsdp=4,data=2",
@@ -99,7 +99,7 @@ def test_changes_are_weighed_on_the_links_that_were_weighed(monkeypatch):
     chip = dataclasses.replace(usual.chip, inside=Link(name="a wire", bytes_per_second=1e9))
     weighed = mw.weigh("cruncher", on=dataclasses.replace(usual, chip=chip), layout="data=2")
     fleets = []
-    monkeypatch.setattr(_explain, "weigh", lambda *_, on, **__: fleets.append(on) or weighed)
+    monkeypatch.setattr(_explain, "weigh_unkept", lambda *_, on, **__: fleets.append(on) or weighed)
     mw.explain(weighed)
     larger = Suggestion(effect="", fleet="4xCPU")
     fleets.append(_explain._fleet(weighed, larger))

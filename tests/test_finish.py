@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import meshwright as mw
-from meshwright.predict import workload_of
+from meshwright.finishing import workload_of
 
 
 @pytest.fixture(scope="module")

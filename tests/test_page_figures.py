@@ -46,6 +46,7 @@ INTERVALS = {
     "other chips with kernel tables": ("tables",),
     "NVIDIA chips of which others measured large products": ("products",),
     "other NVIDIA chips": ("default",),
+    "a step with experts": ("experts",),
     "a CPU": ("calibration",),
     "a TPU of v4, v5e, v5p or v6e": ("tpu",),
     "such a TPU": ("tpu-program",),

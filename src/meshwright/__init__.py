@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
+    from .finishing import Operations as Operations
     from .hardware import Fleet as Fleet
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned
-    from .predict import Operations as Operations
     from .programs import Program as Program
     from .programs import RunLength as RunLength
     from .programs import jax_step as jax_step

@@ -3,8 +3,8 @@
 `Weighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
 reports (`shown`).
 
-Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`,
-`eager`, `shown`. Used by: `report`, `api` and the command line.
+Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `finishing`, `planning`, `reconciliation`,
+`measure`, `eager`, `shown`. Used by: `report`, `api` and the command line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import ledger, planning, predict  # what they reckon with is imported on first use
+from . import finishing, ledger, planning, predict  # what they reckon with is imported on first use
 from .compiler import TARGET_COMPILER, Compiled, Refusal
 from .config import Layout, RunConfig, Ticks, ticks_of
 from .errors import InputError
@@ -94,7 +94,7 @@ class Weighing(Reportable):
     warnings: tuple[str, ...] = ()
     idle_devices: int = 0
     other_calls: tuple[Weighing, ...] = ()
-    operations: predict.Operations | None = None
+    operations: finishing.Operations | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -240,13 +240,13 @@ class Weighing(Reportable):
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
     @property
-    def finish(self) -> predict.Finish | None:
+    def finish(self) -> finishing.Finish | None:
         """When the run is finished; None if that was not asked, or its steps or their time are unknown."""
         if self.operations is None or self.prediction is None or self.num_steps is None:
             return None
         compiled = self.compiled if self.is_compiled else None
-        work = predict.workload_of(self.prediction, self.num_steps, self.fleet, compiled, self.config)
-        return predict.finish_of(work, self.operations)
+        work = finishing.workload_of(self.prediction, self.num_steps, self.fleet, compiled, self.config)
+        return finishing.finish_of(work, self.operations)
 
     @property
     def rule_of_thumb(self) -> RuleOfThumb | None:

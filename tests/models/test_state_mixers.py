@@ -34,7 +34,9 @@ class Mixer(NamedTuple):
 
     @classmethod
     def of(cls, **keys: Any) -> "Mixer":
-        config = TransformerModel.model_validate(BASE.model_dump() | {"conv_width": 4} | keys)
+        kind = "mamba" if "mamba_heads" in keys else "delta"
+        keys |= {"conv_width": 4, "layer_pattern": kind}
+        config = TransformerModel.model_validate(BASE.model_dump() | keys)
         if config.mamba_heads:
             return cls(config, mamba_parameters, apply_mamba, config.num_mamba_parameters)
         return cls(config, delta_parameters, apply_delta, config.num_delta_parameters)
@@ -307,5 +309,7 @@ def test_states_cross_devices_in_one_message_beside_those_of_convolutions(name, 
     ],
 )
 def test_keys_that_need_others_are_refused(change, message):
+    heads = [key for key in change if key in ("delta_heads", "mamba_heads")]
+    pattern = {"layer_pattern": key.removesuffix("_heads") for key in heads}
     with pytest.raises(ValueError, match=message):
-        TransformerModel.model_validate(BASE.model_dump() | change)
+        TransformerModel.model_validate(BASE.model_dump() | change | pattern)

@@ -34,7 +34,8 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
     Raises:
         InputError: the program is foreign, so it has no keys to change.
 
-    >>> changes = explain(weigh("linear", on="8xH100"))
+    >>> import meshwright as mw
+    >>> changes = mw.explain(mw.weigh("linear", on="8xH100"))
     >>> all(change.fits or change.failed for change in changes)
     True
     """

@@ -1,6 +1,6 @@
 """Say in a run's log when it will be finished, by its own steps: after the first ones, then every half hour.
 
-Imports: `predict`, `results`; `trainer.loop` late. Used by: `_train`.
+Imports: `finishing`, `predict`, `results`; `trainer.loop` late. Used by: `_train`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from meshwright.predict import Interval, Operations, finish_of, workload_of
+from meshwright.finishing import Operations, finish_of, workload_of
+from meshwright.predict import Interval
 from meshwright.results import Weighing
 
 LEAST_SECONDS = 3600.0  # left of a run: of a shorter one the time that is left says enough

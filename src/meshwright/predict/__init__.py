@@ -24,13 +24,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._factors import Factors as Factors
     from ._factors import Prior as Prior
     from ._factors import class_of as class_of
-    from ._failures import failures as failures
-    from ._finish import Finish as Finish
-    from ._finish import Operations as Operations
-    from ._finish import Range as Range
-    from ._finish import Workload as Workload
-    from ._finish import best_period as best_period
-    from ._finish import finish_of as finish_of
     from ._formulas import AttentionRate as AttentionRate
     from ._formulas import CollectiveRate as CollectiveRate
     from ._formulas import GemmRate as GemmRate
@@ -74,6 +67,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._walk import Walked as Walked
     from ._walk import trace_of as trace_of
     from ._walk import walk as walk
-    from ._workload import workload_of as workload_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

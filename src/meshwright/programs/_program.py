@@ -22,7 +22,7 @@ from meshwright.results import Phase, Weighing, ignore
 from meshwright.units import parse_count
 
 if TYPE_CHECKING:
-    from meshwright.predict import Operations
+    from meshwright.finishing import Operations
 
     from ._candidates import Candidates
 
@@ -61,7 +61,7 @@ class RunLength:
         """Return a weighing that says when its run is finished, if its tokens or its operations are given."""
         if self.tokens is None and self.operations is None:
             return made
-        from meshwright.predict import Operations  # with what it loads: most weighings ask for no day
+        from meshwright.finishing import Operations  # with what it loads: most weighings ask for no day
 
         return dataclasses.replace(made, operations=self.operations or Operations())
 

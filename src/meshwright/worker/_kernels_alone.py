@@ -38,6 +38,10 @@ class KernelsAlone:
             own["xla_gpu_cuda_data_dir"] = str(toolkit)
             self._job = ThreadPoolExecutor(1).submit(self._all_compile, device, own)
 
+    def has_ended(self) -> bool:
+        """Return whether nothing compiles any more."""
+        return self._job is None or self._job.done()
+
     def compiled(self) -> bool:
         """Return whether there are kernels, and all of them compiled; wait for that."""
         return self._job is not None and self._job.result()

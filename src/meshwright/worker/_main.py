@@ -439,6 +439,8 @@ def _optimise(
         text = program_in(dump)
         may = may_fail_late(text, request.platform)
         if may and alone is not None and not may_fail_late(text, request.platform, (alone.target,)):
+            if gate is not None and not alone.has_ended():
+                gate.open()  # XLA's threads are few, and those that wait there would hold the kernels up
             may = not alone.compiled()
         if may and gate is not None:
             gate.open()

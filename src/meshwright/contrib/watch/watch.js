@@ -240,7 +240,7 @@ function fill(item, row) {
   item.box.checked = chosen.has(row.id);
   item.element.classList.toggle("here", row.id === here);
   if (chosen.has(row.id)) item.element.style.setProperty("--swatch", colourOf(row.id));
-  item.name.replaceChildren(isolated(row.name));
+  item.name.replaceChildren(isolated(row.name.split("/").at(-1)));  // runs of a sweep begin alike
   item.name.title = row.folder;
   const step = row.steps ? `${row.step} of ${row.steps}` : `step ${row.step}`;
   const loss = row.loss === null ? "" : `, loss ${plain(row.loss)}`;

@@ -11,8 +11,9 @@ from datetime import date, datetime
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.predict import Interval, Operations, Workload, best_period, failures, finish_of
-from meshwright.predict._failures import FaultRate, LogNormal, faults_by_chance
+from meshwright.finishing import Operations, Workload, best_period, failures, finish_of
+from meshwright.finishing._failures import FaultRate, LogNormal, faults_by_chance
+from meshwright.predict import Interval
 
 DAY = 86400
 KNOWN = Interval(low=10.0, expected=10.0, high=10.0)

@@ -19,6 +19,7 @@ from datetime import date, datetime, timedelta
 from typing import Any, Literal
 
 from meshwright.errors import InputError
+from meshwright.predict import Interval
 from meshwright.units import format_rate, format_seconds
 
 from ._failures import (
@@ -31,7 +32,6 @@ from ._failures import (
     poisson,
     published,
 )
-from ._prediction_records import Interval
 
 DRAWS = 2000
 DAY = 86400.0

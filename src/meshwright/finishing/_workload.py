@@ -11,9 +11,9 @@ import math
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import RunConfig
 from meshwright.hardware import Fleet
+from meshwright.predict import Prediction
 
 from ._finish import Workload
-from ._prediction_records import Prediction
 
 STATE = ("parameters", "optimizer_state", "model_state")  # roles of what a checkpoint holds
 

@@ -31,7 +31,7 @@ HISTORY = re.compile(r"\s*(\d{1,9})\s+in\s+(\d{1,12}(?:\.\d+)?)\s*(?:node-days?|
 @cache
 def failures() -> Mapping[str, Any]:
     """Return failures.toml: published rates of faults, and times and costs of recovery."""
-    return tomllib.loads(files("meshwright.predict").joinpath("failures.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("meshwright.finishing").joinpath("failures.toml").read_text(encoding="utf-8"))
 
 
 def published(group: str, without: Collection[str] = ()) -> list[float]:
@@ -73,8 +73,8 @@ class FaultRate:
     they were seen.
 
     >>> prior = FaultRate.of_published()
-    >>> prior.updated(1000, 200_000).mean  # one's own history outweighs the published rates
-    5.006...
+    >>> round(prior.updated(1000, 200_000).mean, 1)  # one's own history outweighs the published rates
+    5.0
     """
 
     shape: float
