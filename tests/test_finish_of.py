@@ -146,6 +146,9 @@ def test_a_run_that_makes_no_progress_is_said_to_end_never():
         ({"spares": -1}, "spares of -1"),
         ({"restart_seconds": math.nan}, "restart seconds of nan"),
         ({"spot_hours": 0}, "spot hours of 0"),
+        ({"spot_hours": "3"}, "spot hours of '3'"),
+        ({"spares": 1.5}, "spares of 1.5"),
+        ({"start": 5}, "start 5 is no date"),
     ],
 )
 def test_an_answer_that_is_none_is_refused_in_words(answer, words):

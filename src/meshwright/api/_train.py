@@ -66,7 +66,12 @@ class Session:
     discard_steps: bool = False
     begin_from: str | Path | None = None
     profile: str | Path | None = None
-    report_to: Sequence[str] = ()
+    report_to: str | Sequence[str] = ()
+
+    @property
+    def trackers(self) -> Sequence[str]:
+        """The names of `report_to`, of which a text alone is one."""
+        return [self.report_to] if isinstance(self.report_to, str) else self.report_to
 
 
 def train(
@@ -142,7 +147,7 @@ def train(
         with KeptRun(held, run, fleet.name, num_steps).ending() as kept, ExitStack() as stack:
             weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
             _add_to_record(kept, weighing, on_event)
-            told = reporting(session.report_to, weighing, kept.number, held, on_event)
+            told = reporting(session.trackers, weighing, kept.number, held, on_event)
             on_event = stack.enter_context(told)
             request = RunRequest(
                 config=run,
@@ -190,7 +195,7 @@ def _run_to_train(
         InputError: the call cannot be carried out.
     """
     _check_request(steps, session.profile)
-    check_trackers(session.report_to)
+    check_trackers(session.trackers)
     named = _config_to_train(session.begin_from if config is None else config, folder, session.resume)
     run, notes = config_with_data("train", named, data, overrides, session.begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))

@@ -87,8 +87,11 @@ class Operations:
         for name in ("restart_seconds", "checkpoint_seconds", "spares", "spot_hours"):
             value = getattr(self, name)
             least = 0 if name != "spot_hours" else 1e-3
-            if value is not None and not least <= value <= MOST:
-                raise InputError(f"{name.replace('_', ' ')} of {value:g}", hint=f"{least:g} to {MOST:g}")
+            kinds = int if name == "spares" else (int, float)
+            if value is not None and not (isinstance(value, kinds) and least <= value <= MOST):
+                whole = "a whole number, " if name == "spares" else ""
+                words = f"{name.replace('_', ' ')} of {value!r:.40}"
+                raise InputError(words, hint=f"{whole}{least:g} to {MOST:g}")
 
     @property
     def begins(self) -> date | None:
@@ -101,7 +104,7 @@ class Operations:
             return self.start
         try:
             return date.fromisoformat(self.start)
-        except ValueError as wrong:
+        except (ValueError, TypeError) as wrong:
             raise InputError(f"start {self.start!r} is no date", hint="write 2026-12-01") from wrong
 
     @property
@@ -460,8 +463,9 @@ def _questions(
     found: list[str] = []
     if len(kinds) > 1:
         useful = [Range.of([run.steps / run.seconds for run in runs]).expected for runs in by_kind]
-        words = " and ".join(f"{100 * share:.3g} %" for share in useful)
-        found.append(f"--restart automatic or manual: {words} useful")
+        shares = [f"{100 * share:.3g} %" for share in useful]
+        if len({*shares}) > 1:  # else the answer changes nothing
+            found.append(f"--restart automatic or manual: {' and '.join(shares)} useful")
     if operations.checkpoint_seconds is None:
         between = _between(work, operations, operations.rate)
         every = format_seconds(math.sqrt(2 * between))

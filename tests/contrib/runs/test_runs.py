@@ -311,7 +311,7 @@ def two(store: Path) -> SimpleNamespace:
 
 
 def test_runs_are_filtered_and_sorted_by_their_fields(two: SimpleNamespace):
-    assert [run.id for run in mw.runs(where=["loss>1"])] == [two.b]
+    assert [run.id for run in mw.runs(where="loss>1")] == [two.b]
     assert [run.id for run in mw.runs(where=["state=finished", "folder~/a"])] == [two.a]
     assert [run.id for run in mw.runs(sort="-loss")] == [two.b, two.a]
     assert [run.id for run in mw.runs(sort="loss")] == [two.a, two.b]

@@ -80,7 +80,7 @@ def test_a_known_family_is_that_module_if_it_is_asked_for(folder_of):
     ("keys", "is_ours"),
     [
         (LLAMA, True),
-        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, False),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, False),
         (LLAMA | {"model_type": "codegen"}, False),
         (LLAMA | {"hidden_size": -1}, True),  # a wrong value, which our own reader names
     ],

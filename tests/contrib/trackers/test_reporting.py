@@ -79,7 +79,7 @@ def test_a_run_that_fails_is_failed_for_its_trackers(trackers, tmp_path):
             on="1xCPU",
             steps=4,
             folder=tmp_path / "run",
-            session=mw.Session(report_to=["good"]),
+            session=mw.Session(report_to="good"),
             on_event=broken,
         )
     assert trackers.SESSIONS[-1].state == "failed"

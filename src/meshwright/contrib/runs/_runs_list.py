@@ -137,7 +137,7 @@ class Runs(Reportable):
 def runs(
     *places: str | Path,
     kind: str = "runs",
-    where: Sequence[str] = (),
+    where: str | Sequence[str] = (),
     sort: str = "",
     most: int | None = None,
 ) -> Runs:
@@ -168,7 +168,7 @@ def runs(
     for each in (WEIGHINGS, PLANS):
         if kind in (each, "all"):
             records += kept_figures(each, notes)
-    tests = [_filter(text) for text in where]
+    tests = [_filter(text) for text in ([where] if isinstance(where, str) else where)]
     kept = [record for record in records if all(test(record) for test in tests)]
     if sort:
         kept = _sorted(kept, sort)
