@@ -220,6 +220,7 @@ def test_events_of_a_kind_that_is_not_read_are_counted(tmp_path):
 
 @pytest.fixture(scope="module")
 def weighed():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     return mw.weigh("tests.contrib.causes.torch_program:program", on="1xH100")
 
 

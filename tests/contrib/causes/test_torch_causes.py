@@ -33,6 +33,7 @@ QUICK = ("a sleep", "recomputation", "an evaluation", "nothing")  # in each run 
 
 @pytest.fixture(scope="module")
 def weighing() -> mw.Weighing:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     return mw.weigh(f"{STEPS}:program", on="1xCPU")
 
 

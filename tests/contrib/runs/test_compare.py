@@ -69,7 +69,7 @@ def test_real_runs_are_listed_with_prediction_and_end_and_compared_by_settings_a
     bad, good = mw.runs()
     assert (good.state, good.step, good.held_out_loss is not None) == ("finished", 4, True)
     assert (bad.state, "the loss is" in bad.words) == ("failed", True)
-    assert good.predicted.expected == good.sessions[-1]["step_seconds"] / (1 + good.step_error)
+    assert good.predicted.expected == pytest.approx(good.sessions[-1]["step_seconds"] / (1 + good.step_error))
     made = mw.compare("runs/good", "bad")
     assert list(made.settings) == ["optimizer.learning_rate"]
     assert made.sides[0].curves["loss"].steps == (1, 2, 3, 4)
