@@ -108,7 +108,7 @@ def uneven(num_devices: int) -> Callable[[Any], Any]:
     """Return a layer on which the second device works longer than the others."""
 
     def long(x: Any) -> Any:
-        return jax.lax.fori_loop(0, 40, lambda _, value: jnp.sin(value) + jnp.cos(value), x)
+        return jax.lax.fori_loop(0, 400, lambda _, value: jnp.sin(value) + jnp.cos(value), x)
 
     def layer(x: Any) -> Any:
         return jax.lax.cond(jax.lax.axis_index("data") == 1, long, same, x)
