@@ -33,7 +33,7 @@ MOST_FAILURES = 10  # calls of a tracker that raise, one after the other, after 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told of a run before its first step.
+    """Describe a run to a tracker, before its first step.
 
     `number`: the same in all sessions of a run, by which a tracker continues it. `config`: its configuration
     and what was predicted. `files`: to keep with it. `resumed_at`: the step after which this session begins;
@@ -78,7 +78,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def tracked_run(weighing: Weighing, folder: Path, number: str, resumed_at: int) -> TrackedRun:
-    """Return what trackers are told of a run."""
+    """Return the description of a run that trackers get."""
     config = weighing.config
     seconds = None if weighing.prediction is None else weighing.prediction.step_seconds
     predicted = {

@@ -24,7 +24,7 @@ from typing import Any
 from meshwright.errors import InputError
 
 LEAST_LOG_SD = 0.5
-"""Least deviation between runs: three published figures do not show less than a factor of 1.6."""
+"""Least deviation between runs, an assumption: two or three published figures cannot show a smaller one."""
 HISTORY = re.compile(r"\s*(\d{1,9})\s+in\s+(\d{1,12}(?:\.\d+)?)\s*(?:node-days?|days?)?\s*", re.ASCII)
 
 
@@ -67,7 +67,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRate:
-    """What is known of the faults of 1,000 hosts in a day: a gamma distribution.
+    """Describe the faults of 1,000 hosts in a day by a gamma distribution.
 
     `shape`: a number of independent faults that were seen; `per_thousand`: thousands of node-days in which
     they were seen.

@@ -53,7 +53,7 @@ Restart = Literal["automatic", "manual"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """How a run is operated, as far as it is known: what decides when it is finished.
+    """Hold how a run is operated, as far as it is known, which decides when it is finished.
 
     Args:
         start: the day on which it begins, "2026-12-01"; now if not given.
@@ -116,7 +116,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is taken for known of failures and of what they cost, of one kind of restart.
+    """Hold what is assumed of failures and of their costs, for one kind of restart.
 
     `recovery`, `person`: seconds until steps are made again, by themselves and where a person is needed.
     `incidents`: of a day that need one. `checkpoint`: seconds for which steps wait.
@@ -147,7 +147,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a run has to do, and where.
+    """Describe the work of a run, and its fleet.
 
     `steps`: that are left. `extra_share`: seconds of evaluation for each second of steps. `start_seconds`:
     before the first step. `copy_seconds`: for which steps wait while their state is copied off the devices,
@@ -372,7 +372,8 @@ def _drawn(
     between = DAY / ((rate + _of_spot(operations)) * work.hosts)
     saving = known.checkpoint.draw(chance)
     # The period follows from what is expected of the faults, not from how they come.
-    every = period or max(best_period(saving, _between(work, operations, known.rate)), _least(work))
+    best = best_period(saving, _between(work, operations, known.rate))
+    every = period or max(best, work.step_seconds.expected)
     running = steps * (1 + work.extra_share)
     saves = running * saving / every
     span = (every + saving) / between
@@ -427,18 +428,13 @@ def _of_spot(operations: Operations) -> float:
     return 0.0 if operations.spot_hours is None else 24 / operations.spot_hours
 
 
-def _least(work: Workload) -> float:
-    """Return the least seconds between two checkpoints: a step."""
-    return work.step_seconds.expected
-
-
 def _known_period(work: Workload, operations: Operations, without: Sequence[str]) -> float | None:
     """Return the best time between two checkpoints; None where their seconds are not known."""
     if operations.checkpoint_seconds is None:
         return None
     rate = Evidence.of(operations, "automatic", without).rate
     best = best_period(operations.checkpoint_seconds, _between(work, operations, rate))
-    return max(best, _least(work))
+    return max(best, work.step_seconds.expected)  # no two checkpoints lie in one step
 
 
 def _absent_share(rate: float, hosts: int, spares: int | None) -> float:

@@ -21,7 +21,7 @@ from ._xplane_programs import Facts
 
 DEVICE_PLANE, GPU_STREAM, MODULES = "/device:", "Stream", "XLA Modules"
 KEPT_LINES = ("XLA Ops", "XLA Async Ops", "Async XLA Ops", GPU_STREAM, MODULES)
-"""Of a device's plane; its other lines repeat their events."""
+"""Name the lines of a device's plane that are read: its other lines repeat their events."""
 CONTAINER = re.compile(r"(while|conditional|call|tuple)(\.|$)")
 DONE = re.compile(r"-done(\.|$)")
 INSTRUCTION = re.compile(r"%?([\w.\-]+)(?: = |$)")

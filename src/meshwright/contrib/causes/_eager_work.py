@@ -25,7 +25,7 @@ ASIDE = "beside forward pass, backward pass and update"
 
 
 class EagerDifference:
-    """What a recorded eager step does that the weighed one does not.
+    """Hold the work of a recorded eager step that the weighed one does not have.
 
     `matched`: the share of the FLOPs of products that both have; None where the trace has no shapes.
 

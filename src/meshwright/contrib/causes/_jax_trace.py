@@ -44,7 +44,7 @@ SHORTEST_SPAN = 1e-6  # of Python's functions: shorter ones hold nothing up
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read of a trace so far."""
+    """Collect what the files of a trace say while they are read."""
 
     work: list[Work] = field(default_factory=list[Work])
     host: list[HostSpan] = field(default_factory=list[HostSpan])

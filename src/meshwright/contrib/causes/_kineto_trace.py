@@ -54,7 +54,7 @@ NO_STEPS = "no ProfilerStep is in it: call the profiler's step() after each step
 
 @dataclass(slots=True)
 class Detail:
-    """What an operation says of itself beside its name."""
+    """Hold the fields of an operation's event, without its name."""
 
     sequence: int | None = None
     forward_thread: int = 0

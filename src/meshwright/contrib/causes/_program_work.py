@@ -48,7 +48,7 @@ class _Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surplus:
-    """What share of an instruction's seconds the weighed program does not have, and what that share is.
+    """Hold the share of an instruction's seconds that the weighed program lacks, and the kind of that work.
 
     `what`: RECOMPUTED, MESSAGE, CALLBACK, EXTRA or WIDE. `words`: "fp64 where the weighed program has fp32".
     """
@@ -61,7 +61,7 @@ class Surplus:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramDifference:
-    """How a traced program differs from the weighed one.
+    """Hold the differences between a traced program and the weighed one.
 
     `surplus`: by the instruction's name in the traced program. `matched`: the share of the traced program's
     work that the weighed one has too. `lacking`: what only the weighed program has, in words.

@@ -98,7 +98,7 @@ def reconcile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """How long a step took: a trace, or the seconds of a step, or tokens a second of the whole fleet."""
+    """Hold how long a step took: a trace, the seconds of a step, or tokens a second of the whole fleet."""
 
     trace: Traced | Sequence[Traced] | None = None
     measured: float | str | None = None

@@ -140,7 +140,7 @@ class HostSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a trace says: the steps of each rank, the work of each device, and what the host did.
+    """Hold what a trace says: the steps of each rank, the work of each device, and what the host did.
 
     Args:
         profiler: "jax" or "torch", as it is named in words.

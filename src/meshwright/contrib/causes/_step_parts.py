@@ -47,7 +47,7 @@ HOLDING = {INSIDE: ("callback", "collect"), OTHERS: ("callback", "collect", "com
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a part of a step belongs to.
+    """Name the work, or the wait of the host, to which a part of a step belongs.
 
     `kind`: one of `WORK_KINDS`, or `IDLE`. `name`: of the work; of the host's span while the device is idle.
     `host`: the kind of that span, or `INSIDE`, `OTHERS` or `NOTHING`. The other fields: as of `Work`.

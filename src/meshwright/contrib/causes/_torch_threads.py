@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What surrounds an event, itself included.
+    """Hold the events around an event, itself included.
 
     outermost: the operation that is within no other. modules: from the outermost, "Block_0".
     source: the innermost line of the user's. sequence: of the node of autograd whose backward is running.

@@ -33,7 +33,7 @@ Fields = Iterator[tuple[int, bytes | int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What one instruction of a program does, in the words of `Work`. `is_work`: it is neither a container
+    """Hold what one instruction does, in the words of `Work`. `is_work`: it is neither a container
     of others nor free."""
 
     kind: str

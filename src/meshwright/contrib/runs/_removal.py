@@ -31,7 +31,7 @@ LAST = (RUN_FILE, LOCK)  # removed at the end: a removal that was killed can be 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What is to be removed of a run: paths in its folder, their bytes, and what stays."""
+    """List what is to be removed of a run: paths in its folder, their bytes, and what stays."""
 
     record: RunRecord | KeptFigures
     paths: tuple[Path, ...] = ()

@@ -40,7 +40,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What was predicted of a run's step before it began; None where nothing was."""
+    """Hold the prediction of a run's step; a field is None where nothing was predicted."""
 
     low: float | None = None
     expected: float | None = None

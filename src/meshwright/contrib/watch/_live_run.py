@@ -61,7 +61,7 @@ def predicted_of(record: RunRecord) -> Fields:
 
 
 class Kept:
-    """What was made of a file, until the file changes. `wrong` says why it cannot be read."""
+    """Hold what was made of a file, until the file changes. `wrong` says why it cannot be read."""
 
     def __init__(self, path: Path, parse: Callable[[str], Any], most: int = MOST_JSON_BYTES) -> None:
         self.path, self.value, self.wrong = path, None, ""
