@@ -20,9 +20,10 @@ from typing import Any
 import jax
 
 import meshwright as mw
+from meshwright.contrib.calibration import traced_step, xplane_events
 from meshwright.hlo import FREE, Instruction, module_of, phase_of
 from meshwright.ledger import executions_in
-from meshwright.measure import calibration_for, traced_step, xplane_events
+from meshwright.measure import calibration_for
 from meshwright.predict import classes_of_instructions
 
 CLASSES = ("matmul", "attention", "memory-bound", "optimizer", "other")

@@ -33,8 +33,8 @@ import numpy as np
 from _published_stacks import is_reduction
 from scipy.stats import t
 
+from meshwright.contrib.calibration import MESSAGES
 from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
-from meshwright.measure import MESSAGES
 from meshwright.predict import (
     RECOMPUTED,
     TAIL,

@@ -111,10 +111,10 @@ FAULTS = (
         "ledger/test_memory.py",
     ),
     fault(
-        "measure/_array_storages.py",
+        "contrib/instruments/_array_storages.py",
         "return bits if bits in (2, 4) else 8 * dtype.itemsize",
         "return 8 * dtype.itemsize",
-        "measure/test_arrays.py",
+        "contrib/instruments/test_arrays.py",
     ),
     fault(
         "trainer/models/rotary.py",

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,14 @@ def pytest_unconfigure() -> None:
     if not _STARTED_BY_XDIST:
         kept.keep(SESSION)
         shutil.rmtree(SESSION, ignore_errors=True)
+
+
+@pytest.fixture
+def at_once() -> Callable[[Callable[[], Any]], list[Any]]:
+    """What a function returns in each of eight threads."""
+
+    def run(fn: Callable[[], Any]) -> list[Any]:
+        with ThreadPoolExecutor(8) as pool:
+            return [future.result() for future in [pool.submit(fn) for _ in range(8)]]
+
+    return run

@@ -168,8 +168,8 @@ PRICES = {"provider": "x", "source": "y", "prices": [{"chip": "H100", "usd_per_d
 
 def config(draw: Draw, folder: Path) -> Any:
     """A model's config.json, a run's, or a TOML file: of a run, of measured steps, of prices."""
-    from meshwright.api import measured_steps_in
     from meshwright.config import load_config, overridden
+    from meshwright.contrib.calibration import measured_steps_in
     from meshwright.hardware import list_prices
 
     kind = draw.choice(("model", "model", "run", "toml", "override", "steps", "prices"))
@@ -238,7 +238,7 @@ KINETO = {
 
 def trace(draw: Draw, folder: Path) -> Any:
     """A trace of torch.profiler, plain or packed, or an XPlane file."""
-    from meshwright.measure import is_xplane, kineto_step, traced_step, xplane_events
+    from meshwright.contrib.calibration import is_xplane, kineto_step, traced_step, xplane_events
 
     kind = draw.choice(("json", "json", "json", "gz", "xplane"))
     content = draw.text_of(draw.changed(KINETO))
@@ -246,7 +246,7 @@ def trace(draw: Draw, folder: Path) -> Any:
         content = gzip.compress(b" " * draw.choice((0, 0, 0, 2**27)) + content)
         content = draw.damaged(content) if draw.often(0.3) else content
     elif kind == "xplane":
-        source = Path(__file__).parent / "measure" / "h200_bytes_nano.xplane.pb.gz"
+        source = Path(__file__).parent / "contrib/calibration" / "h200_bytes_nano.xplane.pb.gz"
         content = draw.damaged(draw.damaged(gzip.decompress(source.read_bytes())[:200_000]))
     path = folder / {"json": "t.json", "gz": "t.json.gz", "xplane": "t.xplane.pb"}[kind]
     draw.put(path, content)

@@ -12,10 +12,10 @@ import pytest
 from meshwright import files
 from meshwright.compiler import RulesFile
 from meshwright.config import load_config
+from meshwright.contrib.calibration import kineto_step, xplane_events
 from meshwright.contrib.huggingface import WeightFiles
 from meshwright.errors import InputError
 from meshwright.hardware import list_prices
-from meshwright.measure import kineto_step, xplane_events
 from meshwright.trainer.data import open_data, open_tokenizer, tokenize
 
 STRANGE: dict[str, Callable[[Path], object]] = {

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from .api._calibrate import MeasuredStep as MeasuredStep
-    from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
     from .api._largest import largest as largest
     from .api._plan import plan as plan
@@ -29,6 +27,9 @@ if TYPE_CHECKING:
     from .compiler import KernelFlops as KernelFlops
     from .compiler import register_kernel as register_kernel
     from .config import RunConfig as RunConfig
+    from .contrib.calibration._calibrate import MeasuredStep as MeasuredStep
+    from .contrib.calibration._calibrate import calibrate as calibrate
+    from .contrib.calibration._calibrated import Calibrated as Calibrated
     from .contrib.causes import Gap as Gap
     from .contrib.causes._reconcile_verb import reconcile as reconcile
     from .contrib.check import Check as Check
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     from .contrib.gate import Limits as Limits
     from .contrib.gate import Reading as Reading
     from .contrib.gate import gate as gate
+    from .contrib.instruments import clock as clock
+    from .contrib.instruments import footprint as footprint
+    from .contrib.instruments import live as live
+    from .contrib.instruments import matmul_mfu as matmul_mfu
+    from .contrib.instruments import memory as memory
     from .contrib.runs import Comparison as Comparison
     from .contrib.runs import RunRecord as RunRecord
     from .contrib.runs import Runs as Runs
@@ -57,13 +63,7 @@ if TYPE_CHECKING:
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds
     from .ledger import register_call as register_call
-    from .measure import clock as clock
-    from .measure import footprint as footprint
-    from .measure import live as live
-    from .measure import matmul_mfu as matmul_mfu
-    from .measure import memory as memory
     from .measure import probe as probe
-    from .measure._reconciliation import Calibrated as Calibrated
     from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._app import app_for as app_for
     from ._console import JsonFlag as JsonFlag
     from ._console import answer as answer
+    from ._console import complete_config as complete_config
     from ._console import console as console
     from ._console import phases as phases
     from ._console import print_json as print_json
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from ._usage import Command as Command
     from ._usage import Verbs as Verbs
     from ._weigh_command import LayoutOption as LayoutOption
+    from ._weigh_command import LoraOption as LoraOption
     from ._weigh_command import SetOption as SetOption
+    from ._weigh_command import with_lora as with_lora
 
 __getattr__, __dir__ = names_on_first_use(__name__)
 

@@ -43,7 +43,7 @@ PANELS = {
     KNOW: {
         "probe": ("_doctor", "probe --json"),
         "calibrate": (
-            "_calibrate_command",
+            "meshwright.contrib.calibration._calibrate_command",
             "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
         ),
         "reconcile": (

@@ -1,6 +1,6 @@
 """Hold the measurement of a run, and compare each predicted quantity with the measured one.
 
-Also hold the results of `calibrate`, and the history of errors.
+Also hold the history of errors.
 
 Pure: records in, a record out. Imports: `json_records`, `units`, `hardware`, `ledger`, `predict`. No jax, no
 clock. Used by: `measure` (for `Percentiles`), `training`, `report`, `api`, `cli`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.json_records import EXACT, read_record
 from meshwright.ledger import Ledger
-from meshwright.predict import Interval, Prediction
+from meshwright.predict import Prediction
 from meshwright.reportable import Reportable
 from meshwright.units import format_bytes
 
@@ -228,6 +229,14 @@ class Percentiles:
     high: float
     num_steps: int
 
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles:
+        """Summarise the seconds of repetitions."""
+        import numpy as np
+
+        low, median, high = (float(value) for value in np.quantile(seconds, [0.05, 0.5, 0.95]))
+        return cls(median=median, low=low, high=high, num_steps=len(seconds))
+
 
 MEASUREMENT_SCHEMA = 2
 
@@ -319,67 +328,6 @@ class Measurement:
             derived=("tokens_per_second", "goodput"),
             hint="`train` writes one as measurement.json",
         )
-
-
-CALIBRATED_SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedStep:
-    """One measured step, with its prediction before and after it was known.
-
-    `what`: "step time" or "trace". `matched`: the share of the trace's kernel time that was matched with the
-    program; None without a trace. `notes`: what of the trace was not used.
-    """
-
-    program: str
-    fleet: str
-    what: str
-    measured_seconds: float
-    before: Interval
-    after: Interval
-    matched: float | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedClass:
-    """One class of work: its seconds in the last measured step, and its factor, measured / predicted.
-
-    `predicted_seconds`: all of a step's, hidden or not, with a factor of 1; 0 if the last program has none.
-    `measured_seconds`: by a trace; None without one.
-    `low`, `high`: the 90 % range of the factor. `before`: the range before anything was measured, 1 / before
-    to before. `num_runs`: measured runs that have the class.
-    """
-
-    name: str
-    predicted_seconds: float
-    measured_seconds: float | None
-    factor: float
-    low: float
-    high: float
-    before: float
-    num_runs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Calibrated(Reportable):
-    """The result of `calibrate`: the factors of a chip, which predictions use from now on.
-
-    `file`: where the measured steps are kept. `num_runs`: how many the factors are fitted to. `set_aside`:
-    how many were compared with other rates than today's and are not used.
-    """
-
-    chip: str
-    file: str
-    num_runs: int
-    set_aside: int
-    steps: tuple[CalibratedStep, ...]
-    classes: tuple[CalibratedClass, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `calibrate --json` prints (docs/how-to/calibration.md)."""
-        return {"schema": CALIBRATED_SCHEMA, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

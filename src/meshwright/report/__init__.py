@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._model import byte_ticks as byte_ticks
     from ._model import colours_of as colours_of
     from ._model import parts_of as parts_of
+    from ._model import percent as percent
     from ._model import plain_rows as plain_rows
     from ._model import section as section
     from ._render import loading_plots as loading_plots

@@ -1,13 +1,11 @@
-"""Show the rates of a machine, what `calibrate` changed, and the history of errors. Used by: `_results`."""
+"""Show the rates of a machine and the history of errors. Used by: `_results`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from meshwright.hardware import Calibration
-from meshwright.measure import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
-from meshwright.predict import Interval
+from meshwright.measure import STEP_SECONDS, History, PastRow
 from meshwright.units import format_rate, format_seconds
 
 from ._model import FAINT, Block, Document, Plot, ReportTable, Words, percent, plain_rows, section
@@ -15,67 +13,8 @@ from ._model import FAINT, Block, Document, Plot, ReportTable, Words, percent, p
 INSIDE, OUTSIDE = "#2f6f8f", "#c8372d"
 
 
-def calibrated_document(made: Calibrated) -> Document:
-    """Return the factors by class, then each measured step before and after."""
-    numbers = ("predicted", "measured", "factor", "90 % range", "steps")
-    classes = [
-        (
-            each.name,
-            format_seconds(each.predicted_seconds),
-            "" if each.measured_seconds is None else format_seconds(each.measured_seconds),
-            f"x{each.factor:.2f}",
-            f"{each.low:.2f} to {each.high:.2f}",
-            str(each.num_runs),
-        )
-        for each in made.classes
-    ]
-    steps = [_step_cells(step) for step in made.steps]
-    columns = ("step of", "measured", "error before", "error after", "after")
-    kept = f"Fitted to {_steps(made.num_runs)}, kept in {made.file}."
-    aside = f"{_steps(made.set_aside)} set aside: compared with other rates than today's."
-    return Document(
-        title=f"{made.chip}:",
-        facts="predictions use these factors from now on",
-        sections=(
-            *section(
-                "Classes", ReportTable(columns=("class", *numbers), rows=plain_rows(classes), numbers=numbers)
-            ),
-            *section("Steps", ReportTable(columns=columns, rows=plain_rows(steps), numbers=columns[1:])),
-            *section("", *_notes(made)),
-            *section(
-                "",
-                Words(text=kept),
-                Words(text=aside, tone="warning") if made.set_aside else None,
-                Words(text="Without them again: meshwright calibrate --forget --on FLEET.", tone="faint"),
-            ),
-        ),
-    )
-
-
 def _steps(number: int) -> str:
     return "1 measured step" if number == 1 else f"{number} measured steps"
-
-
-def _step_cells(step: CalibratedStep) -> tuple[str, str, str, str, str]:
-    measured = step.measured_seconds
-    before, after = (f"{100 * (each.expected / measured - 1):+.1f} %" for each in (step.before, step.after))
-    place = f"{step.program} on {step.fleet}"
-    return place, format_seconds(measured), before, after, _interval(step.after)
-
-
-def _interval(interval: Interval) -> str:
-    words = format_seconds(interval.expected)
-    if interval.low is None or interval.high is None:
-        return words
-    low, high = (format_seconds(end, like=interval.expected) for end in (interval.low, interval.high))
-    return f"{words} ({low} to {high})"
-
-
-def _notes(made: Calibrated) -> Iterator[Words]:
-    for step in made.steps:
-        if step.matched is not None:
-            yield Words(text=f"{percent(step.matched, 1)} of the trace's kernel time has a class by name.")
-        yield from (Words(text=note, tone="faint") for note in step.notes)
 
 
 def history_page(history: History) -> Document:

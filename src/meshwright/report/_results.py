@@ -32,7 +32,6 @@ MORE_IN_PYTHON = (
 EAGER_MORE = "All of it: --verbose. Pictures: --html FILE."
 EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
 DOCUMENTS = {
-    "Calibrated": ("_calibrating", "calibrated_document"),
     "Calibration": ("_calibrating", "calibration_document"),
     "Changes": ("_changes", "changes_document"),
     "FleetPlans": ("_fleet_comparison", "fleets_document"),

@@ -15,7 +15,7 @@ from meshwright.contrib.causes import _jax_trace
 from meshwright.contrib.causes._jax_trace import jax_trace
 from tests.contrib.causes.steps import arguments, make, traced
 
-RECORDED_ON_A_GPU = Path(__file__).parents[2] / "measure/h200_bytes_nano.xplane.pb.gz"
+RECORDED_ON_A_GPU = Path(__file__).parents[1] / "calibration/h200_bytes_nano.xplane.pb.gz"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.measure import class_of_kernel
+from meshwright.contrib.calibration import class_of_kernel
 
 from ._recorded import MESSAGE_KINDS, UNKNOWN, Work, main_program, stem
 from ._xplane_programs import Facts

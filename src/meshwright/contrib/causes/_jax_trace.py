@@ -17,16 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshwright.contrib.calibration import ChromeEvent, ChromeTrace, stats_of, xplane_files, xplane_planes
 from meshwright.errors import InputError
 from meshwright.files import read_bytes
 from meshwright.hardware import LONGEST_STEP_SECONDS
-from meshwright.measure import (
-    ChromeEvent,
-    ChromeTrace,
-    stats_of,
-    xplane_files,
-    xplane_planes,
-)
 from meshwright.units import format_bytes
 
 from ._device_events import DEVICE_PLANE, KEPT_LINES, Event, works_of

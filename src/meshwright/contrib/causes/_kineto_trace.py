@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshwright.contrib.calibration import ChromeEvent, ChromeTrace
 from meshwright.errors import InputError
 from meshwright.hardware import LONGEST_STEP_SECONDS
-from meshwright.measure import ChromeEvent, ChromeTrace
 
 from ._recorded import HostSpan, Recorded, RecordedStep, Work
 from ._torch_host import Host

@@ -14,10 +14,11 @@ from typing import overload
 from meshwright.api._reconcile import reconcile as reconcile_run
 from meshwright.api._weigh import weigh
 from meshwright.config import Overrides, RunConfig
+from meshwright.contrib.calibration import ChromeTrace, is_xplane
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.hardware import LONGEST_STEP_SECONDS, Fleet
-from meshwright.measure import ChromeTrace, Reconciliation, is_xplane
+from meshwright.measure import Reconciliation
 from meshwright.programs import Program
 from meshwright.results import Phase, Run, Weighing, ignore
 from meshwright.units import parse_count, parse_seconds

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.measure import class_of_kernel
+from meshwright.contrib.calibration import class_of_kernel
 
 from ._recorded import UNKNOWN
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
+from meshwright.contrib.calibration import class_of_kernel
 from meshwright.hlo import FREE, Computation, Instruction, Program, ProgramPhases, module_of, parse_program
 from meshwright.ledger import MultiplyAdds, calls_the_host, instruction_work
-from meshwright.measure import class_of_kernel
 
 from ._recorded import COMPUTE_KINDS, UNKNOWN
 

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli import (
+    JsonFlag,
+    LayoutOption,
+    LoraOption,
+    SetOption,
+    answer,
+    complete_config,
+    phases,
+    say_readings,
+    with_lora,
+)
 from meshwright.errors import InputError
-
-from ._console import JsonFlag, answer, complete_config, phases, print_json, say_readings
-from ._weigh_command import LayoutOption, LoraOption, SetOption, with_lora
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,9 +72,8 @@ def calibrate(
         return
     if on is not None:
         say_readings(config, on, layout)
-    from meshwright.api import measured_steps_in
-    from meshwright.api._calibrate import MeasuredStep
-    from meshwright.api._calibrate import calibrate as run_calibrate
+    from ._calibrate import MeasuredStep, measured_steps_in
+    from ._calibrate import calibrate as run_calibrate
 
     if runs is not None:
         given = (config, on, measured, trace, layout, overrides, lora)
@@ -93,16 +100,14 @@ def calibrate(
 
 
 def _forget(config: str | None, on: str | None, as_json: bool) -> None:
-    from meshwright.api import forget
+    from ._calibrate import forget
 
     if config is not None or on is None:
         raise InputError(
             "--forget removes all measured steps of a chip", hint="name a fleet of it: --on 8xH100"
         )
     number = forget(on)
-    if as_json:
-        print_json({"schema": 1, "forgotten": number})
-    else:
-        steps = "1 measured step" if number == 1 else f"{number} measured steps"
-        words = "a file that could not be read" if number is None else steps
-        print(f"removed {words}: predictions for the chip of {on} use no factors")
+    steps = "1 measured step" if number == 1 else f"{number} measured steps"
+    words = "a file that could not be read" if number is None else steps
+    said = f"removed {words}: predictions for the chip of {on} use no factors"
+    answer(as_json, {"schema": 1, "forgotten": number}, lambda: said)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.measure import Percentiles, StepClock, Timing
+from meshwright.contrib.instruments import Timing
+from meshwright.measure import Percentiles, StepClock
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import meshwright as mw
+from meshwright.contrib.instruments import ArrayFootprint
 from meshwright.errors import InputError
-from meshwright.measure import ArrayFootprint
 
 
 def alone(array) -> ArrayFootprint:

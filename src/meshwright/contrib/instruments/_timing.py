@@ -1,10 +1,10 @@
-"""Time functions, training steps, and matrix products.
+"""Time functions and matrix products.
 
 `clock` measures how long a function takes until its call returns, and until its results are ready. JAX and
 CUDA work asynchronously: a call hands work to a device and returns. The time of the call is therefore the
-time of the dispatch, not of the work. `StepClock` records the seconds of each training step and summarises
-them. `matmul_mfu` compares the rate of one large square product with the device's peak. The peak is a catalog
-entry for an accelerator. For a CPU it is an estimate from cores, clock and instruction set.
+time of the dispatch, not of the work. `matmul_mfu` compares the rate of one large square product with the
+device's peak. The peak is a catalog entry for an accelerator. For a CPU it is an estimate from cores, clock
+and instruction set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numbers
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,50 +23,14 @@ import numpy as np
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import chip_of_device_kind
+from meshwright.measure import CPUINFO, Percentiles, cpu_model, explaining_leaks, refuse_traced, usable_cores
 from meshwright.reportable import OneLine
 from meshwright.sharding import Surroundings, sharding_error
 from meshwright.units import aligned, format_rate, format_seconds
 
 from ._array_storages import is_fake
-from ._kept_calibration import CPUINFO, cpu_model, usable_cores
-from ._leaks import explaining_leaks, refuse_traced
-from ._reconciliation import Percentiles
 
 _MOST_NAMED = 8  # arguments of an error
-WARM_UP_STEPS = 2  # left out of the spread: the first steps fill allocators and caches
-
-
-class StepClock:
-    """A clock that is read when a step is done; `start` excludes the time since the previous step.
-
-    Args:
-        now: the clock in seconds; it never goes back.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._last = now()
-        self.seconds: list[float] = []
-
-    def start(self) -> None:
-        """Begin the next step now."""
-        self._last = self._now()
-
-    def leave_out(self, seconds: float) -> None:
-        """Exclude some seconds from the current step."""
-        self._last += seconds
-
-    def tick(self) -> float:
-        """End a step; return its seconds since `start` or the previous `tick`."""
-        now = self._now()
-        self.seconds.append(now - self._last)
-        self._last = now
-        return self.seconds[-1]
-
-    def spread(self) -> Percentiles | None:
-        """Summarise all steps but the first two; None if there are no others."""
-        timed = self.seconds[WARM_UP_STEPS:]
-        return _spread(timed) if timed else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -148,8 +112,8 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
                 dispatch.append(returned - started)
                 execution.append(ready - started)
     return Timing(
-        dispatch_seconds=_spread(dispatch),
-        execution_seconds=_spread(execution),
+        dispatch_seconds=Percentiles.of(dispatch),
+        execution_seconds=Percentiles.of(execution),
         first_call_seconds=first,
         num_repeats=repeats,
         waited_for=waited_for,
@@ -187,11 +151,6 @@ def explaining_devices(args: Any, kwargs: Any) -> Iterator[None]:
             f"  in PyTorch's words: {str(failed).splitlines()[0]}",
             hint="copy one to where the other is: y.to(x.device); or a module with module.to(device)",
         ) from failed
-
-
-def _spread(seconds: list[float]) -> Percentiles:
-    low, median, high = (float(value) for value in np.quantile(seconds, [0.05, 0.5, 0.95]))
-    return Percentiles(median=median, low=low, high=high, num_steps=len(seconds))
 
 
 def _arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:

@@ -18,8 +18,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
-
-from ._leaks import refuse_traced
+from meshwright.measure import refuse_traced
 
 _DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
 HOST = "cpu"  # numpy's device and torch's CPU; jax names its first CPU device "cpu:0"

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.measure import Storage, _footprint
+from meshwright.contrib.instruments import Storage, _footprint
 
 
 def array_at(found, path):

@@ -1,25 +1,20 @@
-"""Measure memory: of each device, of live jax arrays with their owners, and of this process.
+"""Measure memory: of each device, of live jax arrays with their owners.
 
 `memory` shows the bytes that each device has allocated now, its peak, and the growth over a block of code.
-`live` lists the arrays that are alive, with their shardings and owners. `bytes_on` and `ResidentGrowth`
-measure a training run: the bytes of its arrays and the growth of its process.
+`live` lists the arrays that are alive, with their shardings and owners.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from pathlib import Path
 from types import CellType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
-
-import psutil
 
 from meshwright.errors import InputError
 from meshwright.reportable import OneLine
@@ -436,49 +431,3 @@ def _title(holder: Any) -> str:
     if isinstance(holder, type):
         return holder.__qualname__
     return "" if isinstance(holder, (ModuleType, *_CONTAINERS)) else type(holder).__qualname__
-
-
-_STATUS = Path("/proc/self/status")
-
-
-def bytes_on(device: Any, arrays: Iterable[Any]) -> int:
-    """Sum the bytes that live `jax.Array`s hold on one device, by the runtime: their shards there."""
-    return sum(
-        shard.data.nbytes for array in arrays for shard in array.addressable_shards if shard.device == device
-    )
-
-
-class ResidentGrowth:
-    """The growth of this process's resident memory from the start of the measurement to the peak since then.
-
-    At the start, glibc's `malloc_trim` returns memory that the process has freed but kept, and the kernel's
-    record of the peak is reset. Both need Linux, and are exact to about a megabyte. On other systems `bytes`
-    returns None, and `why_not` holds the reason.
-
-    Args:
-        clear_peak: the file that resets the peak once 5 is written to it (man 5 proc).
-    """
-
-    def __init__(self, clear_peak: Path = Path("/proc/self/clear_refs")) -> None:
-        self.why_not = ""
-        self._before = 0
-        if not clear_peak.exists():
-            self.why_not = f"{sys.platform} cannot reset a process's peak of resident memory"
-            return
-        gc.collect()
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
-        try:
-            clear_peak.write_text("5")
-        except OSError as refused:
-            self.why_not = f"this system does not let a process reset its peak: {refused.strerror}"
-            return
-        self._before = psutil.Process().memory_info().rss
-
-    def bytes(self) -> int | None:
-        """Return the bytes from the start to the peak since; None if `why_not` holds a reason."""
-        if self.why_not:
-            return None
-        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-        return max(int(line.split()[1]) * 1024 - self._before, 0)

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.contrib.instruments import MatmulMFU, _timing
 from meshwright.hardware import find_chip
-from meshwright.measure import MatmulMFU, Percentiles, _timing
+from meshwright.measure import Percentiles
 
 
 def test_a_product_of_n_takes_two_n_cubed_and_a_cpus_promise_is_an_estimate():

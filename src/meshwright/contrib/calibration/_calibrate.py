@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from meshwright.api import weigh_unkept
 from meshwright.config import Overrides, RunConfig
 from meshwright.errors import InputError
 from meshwright.files import read_json, read_text, read_toml, reason
@@ -28,20 +29,12 @@ from meshwright.hardware import (
 from meshwright.hlo import FREE, Executions
 from meshwright.ledger import executions_in
 from meshwright.measure import (
-    Calibrated,
-    CalibratedClass,
-    CalibratedStep,
     Measurement,
-    TracedStep,
     calibration_for,
     describe_host,
     forget_measured_runs,
-    is_xplane,
     keep_measured_run,
-    kineto_step,
     measured_runs_path,
-    traced_step,
-    xplane_events,
 )
 from meshwright.predict import (
     RECOMPUTED,
@@ -56,7 +49,9 @@ from meshwright.programs import fleet_of
 from meshwright.results import Phase, Weighing, ignore
 from meshwright.units import format_seconds, parse_seconds
 
-from ._weigh import weigh_unkept
+from ._calibrated import Calibrated, CalibratedClass, CalibratedStep
+from ._trace_files import is_xplane, xplane_events
+from ._traces import TracedStep, kineto_step, traced_step
 
 CONTAINERS = ("while", "conditional", "call")
 ALL_EXPOSED = 0.999  # of a class; less is not rounding

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.contrib.calibration import (
+    ChromeTrace,
+    TraceEvent,
+    is_xplane,
+    kineto_step,
+    traced_step,
+    xplane_events,
+)
 from meshwright.errors import InputError
-from meshwright.measure import ChromeTrace, TraceEvent, is_xplane, kineto_step, traced_step, xplane_events
 
 CLASSES = {"dot.1": "matmul", "copy.2": "memory-bound", "all-reduce.3": "all-reduce"}
 OTHERS = ("while.4", "tuple.5")
@@ -247,7 +254,7 @@ def test_a_long_name_takes_no_longer_than_its_letters(tmp_path):
 
 
 def read_by_parts(text: str, tmp_path, monkeypatch, chunk: int):
-    from meshwright.measure import _chrome_events
+    from meshwright.contrib.calibration import _chrome_events
 
     monkeypatch.setattr(_chrome_events, "CHUNK_BYTES", chunk)
     path = tmp_path / "parts.json"

@@ -15,8 +15,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.measure import Live, LiveArray
-from meshwright.measure import _device_memory as _memory
+from meshwright.contrib.instruments import Live, LiveArray
+from meshwright.contrib.instruments import _device_memory as _memory
 
 SHAPE = (7, 13)  # no other test's
 
