@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .api._largest import largest as largest
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
-    from .api._sweep import sweep as sweep
     from .api._train import Session as Session
     from .api._train import train as train
     from .api._weigh import weigh as weigh
@@ -53,6 +52,9 @@ if TYPE_CHECKING:
     from .contrib.runs import compare as compare
     from .contrib.runs import runs as runs
     from .contrib.scripts import script as script
+    from .contrib.sweeps import Sweep as Sweep
+    from .contrib.sweeps import SweepRun as SweepRun
+    from .contrib.sweeps import sweep as sweep
     from .contrib.torch import torch_step as torch_step
     from .contrib.torch_as_jax import module_as_jax as module_as_jax
     from .errors import CompileError as CompileError
@@ -74,8 +76,6 @@ if TYPE_CHECKING:
     from .results import Change as Change
     from .results import Largest as Largest
     from .results import Run as Run
-    from .results import Sweep as Sweep
-    from .results import SweepRun as SweepRun
     from .results import Weighing as Weighing
     from .sharding import abstract as abstract
     from .sharding import place as place

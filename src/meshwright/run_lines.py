@@ -17,10 +17,10 @@ from .units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from .measure import Row
-    from .results import FirstStepsCompared, Phase, SweepRunStarted
+    from .results import FirstStepsCompared, Phase
     from .trainer.loop import Event as TrainingEvent
 
-    Event = TrainingEvent | Phase | FirstStepsCompared | SweepRunStarted
+    Event = TrainingEvent | Phase | FirstStepsCompared
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.contrib.sweeps import Sweep, SweepRun
 from meshwright.ledger import Finding
 from meshwright.measure import Reconciliation, Row
-from meshwright.report import page_of, read_run, write_report, write_sweep
-from meshwright.results import WEIGHING_SCHEMA, Change, Changes, Sweep, SweepRun
+from meshwright.report import page_of, read_run, write_report
+from meshwright.results import WEIGHING_SCHEMA, Change, Changes
 
 pytestmark = pytest.mark.once
 
@@ -441,7 +442,7 @@ def a_sweep(tmp_path: Path, *losses, value="1e-3"):
 
 
 def test_the_page_of_a_sweep_has_table_pictures_and_what_failed(tmp_path):
-    page = write_sweep(a_sweep(tmp_path, 2.5, 2.25, None)).read_text()
+    page = a_sweep(tmp_path, 2.5, 2.25, None).to_html()
     assert "Best: learning_rate=2e-3, held-out loss 2.2500" in page
     assert page.index("2.2500</td>") < page.index("2.5000</td>")
     assert page.count("<svg") == 2 * 2  # each for a wide and for a narrow page
@@ -450,17 +451,17 @@ def test_the_page_of_a_sweep_has_table_pictures_and_what_failed(tmp_path):
 
 
 def test_values_of_a_sweep_are_escaped(tmp_path):
-    page = write_sweep(a_sweep(tmp_path, 2.5, value="<script>")).read_text()
+    page = a_sweep(tmp_path, 2.5, value="<script>").to_html()
     assert "<script>" not in page
 
 
 def test_a_sweep_without_a_finished_run_has_no_picture(tmp_path):
     sweep = dataclasses.replace(a_sweep(tmp_path, None))
-    page = write_sweep(sweep).read_text()
+    page = sweep.to_html()
     assert "<svg" not in page
     assert "Not finished" in page
 
 
 def test_a_long_word_takes_no_longer_than_its_letters(tmp_path):
     """Searching a file's name from each letter of this one took minutes."""
-    assert "x" * 10**6 in write_sweep(a_sweep(tmp_path, 2.5, value="x" * 10**6)).read_text()
+    assert "x" * 10**6 in a_sweep(tmp_path, 2.5, value="x" * 10**6).to_html()

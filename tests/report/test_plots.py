@@ -11,6 +11,8 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from meshwright.contrib.sweeps import Sweep, SweepRun
+from meshwright.contrib.sweeps._sweep_report import _number, sweep_curves_plot, values_plot
 from meshwright.ledger import Timeline
 from meshwright.report._model import (
     COLOURS,
@@ -20,17 +22,13 @@ from meshwright.report._model import (
     MOST_POINTS,
     SPARE,
     Plot,
-    _number,
     colours_of,
     curves_plot,
     section,
-    sweep_curves_plot,
     thinned,
     timeline_plot,
-    values_plot,
 )
 from meshwright.report._render import _page_section
-from meshwright.results import Sweep, SweepRun
 
 GIB = 2**30
 

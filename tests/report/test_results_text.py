@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.contrib.sweeps import Sweep, SweepRun
 from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective
 from meshwright.measure import Reconciliation, Row
 from meshwright.report import row_cells
-from meshwright.results import Change, Changes, Run, Sweep, SweepRun
+from meshwright.results import Change, Changes, Run
 
 GIB = 2**30
 ROWS = (

@@ -15,7 +15,10 @@ if TYPE_CHECKING:  # beyond the verbs: what their commands need
     from ._reconcile import reconciled as reconciled
     from ._reporting import TrackedRun as TrackedRun
     from ._reporting import Tracker as Tracker
+    from ._train import Session as Session
     from ._train import named_run as named_run
+    from ._train import new_folder as new_folder
+    from ._train import train as train
     from ._weigh import weigh_unkept as weigh_unkept
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -11,16 +11,21 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
     from ._app import app_for as app_for
+    from ._console import EXIT_INTERRUPTED as EXIT_INTERRUPTED
     from ._console import JsonFlag as JsonFlag
     from ._console import answer as answer
     from ._console import complete_config as complete_config
     from ._console import console as console
     from ._console import phases as phases
     from ._console import print_json as print_json
+    from ._console import say as say
     from ._console import say_readings as say_readings
     from ._console import show as show
+    from ._progress import bars as bars
+    from ._train_command import OnOption as OnOption
     from ._usage import Command as Command
     from ._usage import Verbs as Verbs
+    from ._weigh_command import Config as Config
     from ._weigh_command import LayoutOption as LayoutOption
     from ._weigh_command import LoraOption as LoraOption
     from ._weigh_command import SetOption as SetOption

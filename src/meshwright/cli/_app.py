@@ -63,7 +63,10 @@ PANELS = {
         "explain": ("meshwright.contrib.explain._explain_command", "explain train.log"),
     },
     RUN: {
-        "sweep": ("_train_command", "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1"),
+        "sweep": (
+            "meshwright.contrib.sweeps._sweep_command",
+            "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
+        ),
         "watch": ("meshwright.contrib.watch._watch_command", "watch runs/bytes-10m"),
         "sample": ("_data", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
         "export": ("_data", "export runs/bytes-10m --to bytes-10m.safetensors"),

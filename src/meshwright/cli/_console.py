@@ -133,6 +133,11 @@ def show(*parts: RenderableType) -> None:
     console(stderr=False).print(*parts, sep="\n")
 
 
+def say(line: str) -> None:
+    """Print a line as it is, however wide the terminal."""
+    print(line)
+
+
 def print_json(answer: object) -> None:
     """Print results as JSON, and nothing else."""
     print(json.dumps(answer, indent=2, allow_nan=False))

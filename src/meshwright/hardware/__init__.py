@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._calibration import MeasuredCollective as MeasuredCollective
     from ._calibration import measured_attention as measured_attention
     from ._chip import CATALOG as CATALOG
+    from ._chip import GIB as GIB
     from ._chip import Chip as Chip
     from ._chip import Link as Link
     from ._chip import Slices as Slices
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._chip import rendered_target as rendered_target
     from ._fleet import Fleet as Fleet
     from ._fleet import check_compilable as check_compilable
+    from ._fleet import chip_named as chip_named
     from ._fleet import fleet_reading as fleet_reading
     from ._fleet import gpu_description as gpu_description
     from ._fleet import pool_bytes as pool_bytes
@@ -37,6 +39,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._list_prices import Price as Price
     from ._list_prices import list_price as list_price
     from ._list_prices import list_prices as list_prices
+    from ._list_prices import listings_of as listings_of
     from ._measured_runs import LONGEST_STEP_SECONDS as LONGEST_STEP_SECONDS
     from ._measured_runs import SHORTEST_STEP_SECONDS as SHORTEST_STEP_SECONDS
     from ._measured_runs import STEP_TIME as STEP_TIME
@@ -44,6 +47,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._measured_runs import MeasuredClass as MeasuredClass
     from ._measured_runs import MeasuredRun as MeasuredRun
     from ._measured_runs import MeasuredRuns as MeasuredRuns
-    from ._price_refresh import refresh_prices as refresh_prices
 
 __getattr__, __dir__ = names_on_first_use(__name__)

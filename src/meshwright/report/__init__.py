@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._model import COLOURS as COLOURS
     from ._model import CURVES as CURVES
+    from ._model import FAINT as FAINT
+    from ._model import GRID as GRID
     from ._model import Bars as Bars
     from ._model import Document as Document
     from ._model import Plot as Plot
+    from ._model import ReportSection as ReportSection
     from ._model import ReportTable as ReportTable
+    from ._model import Series as Series
     from ._model import TableRow as TableRow
     from ._model import Tone as Tone
     from ._model import Words as Words
     from ._model import byte_ticks as byte_ticks
     from ._model import colours_of as colours_of
+    from ._model import label_steps as label_steps
     from ._model import parts_of as parts_of
     from ._model import percent as percent
     from ._model import plain_rows as plain_rows
     from ._model import section as section
+    from ._model import thinned as thinned
     from ._render import loading_plots as loading_plots
+    from ._render import page as page
     from ._results import page_of as page_of
     from ._results import plan_renderable as plan_renderable
     from ._results import renderable as renderable
@@ -32,6 +40,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_report import row_cells as row_cells
     from ._run_report import run_page as run_page
     from ._run_report import write_report as write_report
-    from ._run_report import write_sweep as write_sweep
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -16,11 +16,9 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.ledger import MemoryLedger
-from meshwright.results import Sweep, SweepRun
 from meshwright.units import format_rate, format_seconds
 
 Tone = Literal["", "strong", "faint", "good", "bad", "open", "warning"]
@@ -254,10 +252,7 @@ COLOURS: dict[str, str] = {
 # For names that only a foreign program has: the arguments of its step.
 SPARE = ("#00695c", "#ef6c00", "#5d4037", "#ad1457", "#283593", "#9e9d24", "#0097a7", "#f48fb1")
 CURVES = ("#2f6f8f", "#e08e45", "#6a994e", "#8e5ea2", "#c8553d", "#4a5a6a", "#d4a72c")  # the best run first
-SHAPES = {"o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc", "*": "\u2605"}
-REST = "."  # the marker of all further lines
 DASHED = (0, (4, 3))
-WIDE_RANGE = 10  # least ratio of the largest to the smallest value for a logarithmic axis
 MOST_POINTS = 2000
 MOST_LAYERS = 10  # of the timeline: smaller ones are summed
 
@@ -323,7 +318,7 @@ def curves_plot(
             axes.plot(*held_out, color=COLOURS["held out"], linewidth=1.6, marker="o", markersize=4)
         if level is not None:
             axes.axhline(level[0], color=INK, linewidth=1, linestyle=DASHED)
-        _label_steps(axes, name + unit)
+        label_steps(axes, name + unit)
 
     names = ("training", "held out") if held_out[0] else ("training",)
     return Plot(
@@ -335,7 +330,7 @@ def curves_plot(
     )
 
 
-def _label_steps(axes: Any, label: str) -> None:
+def label_steps(axes: Any, label: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -406,89 +401,3 @@ def _multiples(low: float, high: float, most: int, least: float) -> list[float]:
         s * 10**n * unit for n in range(9) for s in (1, 2, 5) if s * 10**n * unit * most >= high - low
     )
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def values_plot(sweep: Sweep, key: str) -> Plot:
-    """Return a plot of held-out loss by the value of `key`.
-
-    A line joins runs that differ only in `key`. A point has its run's colour and its line's marker.
-    Unfinished runs are crosses at the top. Values that are not numbers are placed at equal distances.
-    """
-    texts = list(dict.fromkeys(run.values[key] for run in sweep.runs))
-    known = [number for text in texts if (number := _number(text)) is not None]
-    is_numeric = len(known) == len(texts)
-    places = dict(zip(texts, known if is_numeric else range(len(texts)), strict=True))
-    lines: dict[str, list[SweepRun]] = {}
-    for run in sweep.runs:
-        others = SweepRun.label_of({name: value for name, value in run.values.items() if name != key})
-        lines.setdefault(others, []).append(run)
-    markers = dict(zip(lines, SHAPES, strict=False))
-    crosses = [places[run.values[key]] for run in sweep.runs if run.held_out_loss is None]
-    colours = colours_of_runs(sweep)
-
-    def draw(axes: Any) -> None:
-        for others, runs in lines.items():
-            finished = [run for run in runs if run.held_out_loss is not None]
-            finished.sort(key=lambda run: places[run.values[key]])
-            points = [(places[run.values[key]], run.held_out_loss) for run in finished]
-            if not points:
-                continue
-            axes.plot(*zip(*points, strict=True), color="#cbd2d9", linewidth=1, label=others, zorder=1)
-            dots = [colours[run.folder] for run in finished]
-            axes.scatter(*zip(*points, strict=True), c=dots, marker=markers.get(others, REST), s=36, zorder=2)
-        if crosses:
-            top = axes.get_xaxis_transform()
-            axes.plot(crosses, [0.97] * len(crosses), "x", color=COLOURS["not finished"], transform=top)
-        if is_numeric and min(known) > 0 and max(known) >= WIDE_RANGE * min(known):
-            axes.set_xscale("log")
-            axes.minorticks_off()
-        axes.set_xticks(list(places.values()), [_tick(text) for text in places])
-        axes.margins(x=0.06)
-        axes.set_xlabel(key)
-        axes.set_ylabel("held-out loss, nats")
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-
-    shapes = [(SHAPES[marker], others) for others, marker in markers.items() if others]
-    if len(lines) > len(markers):
-        shapes.append(("\u2022", f"{len(lines) - len(markers)} more"))
-    if crosses:
-        shapes.append(("\u00d7", "not finished"))
-    return Plot(label=f"held-out loss by {key}", height=3.0, draw=draw, shapes=tuple(shapes))
-
-
-LONGEST_TICK = 24  # signs below an axis: longer words cover their neighbours, and take minutes to lay out
-
-
-def _tick(text: str) -> str:
-    return text if len(text) <= LONGEST_TICK else f"{text[: LONGEST_TICK - 4]} ..."
-
-
-def sweep_curves_plot(sweep: Sweep, curves: Sequence[tuple[SweepRun, Series]]) -> Plot:
-    """Return a plot of each run's training loss in nats by step, the best runs in colour."""
-    colours = colours_of_runs(sweep)
-
-    def draw(axes: Any) -> None:
-        for run, series in reversed(curves):  # the best on top
-            colour = colours[run.folder]
-            axes.plot(*thinned(*series), color=colour, linewidth=0.8 if colour == FAINT else 1.2)
-        _label_steps(axes, "loss, nats")
-
-    named = [(colours[run.folder], run.label) for run, _ in curves if colours[run.folder] != FAINT]
-    if others := len(curves) - len(named):
-        named.append((FAINT, f"{others} other{'s' if others > 1 else ''}"))
-    return Plot(label="training loss by step", height=3.2, draw=draw, colours=tuple(named))
-
-
-def colours_of_runs(sweep: Sweep) -> dict[Path, str]:
-    """Return each run's colour in every plot of the sweep; all but the best few are grey."""
-    places = enumerate(sweep.ranked)
-    return {run.folder: CURVES[place] if place < len(CURVES) else FAINT for place, run in places}
-
-
-def _number(text: str) -> float | None:
-    """Return a value as a number; None if it is not a finite number."""
-    try:
-        number = float(text.replace("_", ""))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

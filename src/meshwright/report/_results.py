@@ -39,14 +39,12 @@ DOCUMENTS = {
     "Plan": ("_plan_report", "plan_document"),
     "Reconciliation": ("_run_report", "reconciliation_document"),
     "Run": ("_run_report", "run_document"),
-    "Sweep": ("_run_report", "sweep_document"),
 }
 """By kind of result: the module and the function that make its document for a terminal."""
 PAGES = {
     "History": ("_calibrating", "history_page"),
     "Plan": ("_plan_report", "plan_page"),
     "Run": ("_run_report", "page_of_run"),
-    "Sweep": ("_run_report", "sweep_page"),
     "Weighing": ("_run_report", "weighing_page"),
 }
 """By kind of result: what makes its page. Others have one document for the terminal and the page."""

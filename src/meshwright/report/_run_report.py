@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshwright.measure import Measurement, Reconciliation
 from meshwright.measure import Row as ComparedRow
-from meshwright.results import Run, Sweep, SweepRun, Weighing
+from meshwright.results import Run, Weighing
 from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._costs import cost_sections, fault_sections
@@ -22,7 +22,6 @@ from ._model import (
     Lanes,
     ReportSection,
     ReportTable,
-    Series,
     TableRow,
     Words,
     curves_plot,
@@ -30,8 +29,6 @@ from ._model import (
     percent,
     plain_rows,
     section,
-    sweep_curves_plot,
-    values_plot,
 )
 from ._render import page
 from ._run_files import RunFiles, read_run
@@ -41,7 +38,6 @@ from ._weighing_facts import facts_of
 
 FILES_OF_THE_END = ("measurement.json", "reconciliation.json")
 RELOAD_SECONDS = 15  # of a page of a run that is under way
-SWEEP_FIGURES = ("held-out loss", "training loss", "step", "{}/s")  # of the unit of a batch
 SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerprints are equal."
 OTHER_PROGRAM = (
     "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
@@ -87,13 +83,6 @@ def write_report(folder: Path, *, is_live: bool = False) -> Path:
     return path
 
 
-def write_sweep(sweep: Sweep) -> Path:
-    """Write report.html into the sweep's folder, from its runs' folders, and return its path."""
-    path = sweep.folder / "report.html"
-    path.write_text(page(sweep_page(sweep)), "utf-8")
-    return path
-
-
 def page_of_run(run: Run) -> Document:
     """Return the page of a finished run, from the files of its folder."""
     return _run_page(read_run(run.folder))
@@ -102,12 +91,6 @@ def page_of_run(run: Run) -> Document:
 def weighing_page(weighing: Weighing) -> Document:
     """Return the page of a weighing, with the schedule of its step."""
     return _run_page(RunFiles(name=weighing.name, weighing=facts_of(weighing)), schedule_lanes(weighing))
-
-
-def sweep_document(sweep: Sweep) -> Document:
-    """Return what a terminal shows of a sweep: its runs, the best first."""
-    runs, failures = _sweep_sections(sweep, shortens=True)
-    return Document(title=f"Sweep of {sweep.name}", sections=(*runs, *failures))
 
 
 def reconciliation_document(found: Reconciliation) -> Document:
@@ -329,57 +312,3 @@ def _environment_sections(run: RunFiles) -> tuple[ReportSection, ...]:
     if measured is not None:
         rows += measured.versions.items()
     return section("Environment", ReportTable(columns=("", ""), rows=plain_rows(rows))) if rows else ()
-
-
-def _sweep_sections(
-    sweep: Sweep, *, shortens: bool
-) -> tuple[tuple[ReportSection, ...], tuple[ReportSection, ...]]:
-    """Return a table with a row for each run, the best first, then the reasons of the failed runs.
-
-    `shortens`: whether keys are named without their section, where that is unique.
-    """
-    finished = sum(run.held_out_loss is not None for run in sweep.runs)
-    failed = len(sweep.runs) - finished
-    title = f"{finished} finished run{'s' if finished != 1 else ''} of {sweep.name} on {sweep.fleet}"
-    title += f", {failed} not finished" if failed else ""
-    title += f", {sweep.not_run} not begun" if sweep.not_run else ""
-    short = tuple(key.rpartition(".")[2] for key in sweep.keys)
-    names = short if shortens and len(set(short)) == len(short) else sweep.keys
-    rows = tuple(
-        TableRow(
-            cells=(run.folder.name.partition("-")[0], *run.values.values(), *_sweep_figures(run)),
-            tone="strong" if run is sweep.best else "" if run.held_out_loss is not None else "faint",
-        )
-        for run in sweep.ranked
-    )
-    numbers = (*names, *(name.format(sweep.batch_unit) for name in SWEEP_FIGURES))
-    table = ReportTable(columns=("run", *numbers), rows=rows, numbers=numbers, unbroken=1 + len(names))
-    reasons = (Words(text=f"{run.label}: {run.failed}") for run in sweep.ranked if run.failed)
-    return section(title, table), section("Not finished", *reasons, tone="warning")
-
-
-def _sweep_figures(run: SweepRun) -> tuple[str, str, str, str]:
-    """Return a run's figures as text, in the order of `SWEEP_FIGURES`."""
-    return (
-        "-" if run.held_out_loss is None else f"{run.held_out_loss:.4f}",
-        "-" if run.loss is None else f"{run.loss:.4f}",
-        "-" if run.step_seconds is None else format_seconds(run.step_seconds),
-        "-" if run.tokens_per_second is None else format_count(run.tokens_per_second),
-    )
-
-
-def sweep_page(sweep: Sweep) -> Document:
-    """Return the page of a sweep: its table, and plots from its runs' folders."""
-    runs, failures = _sweep_sections(sweep, shortens=False)
-    best, pictures = (), ()
-    if sweep.best is not None:
-        words = f"Best: {sweep.best.label}, held-out loss {sweep.best.held_out_loss:.4f}"
-        best = section("", Words(text=words, tone="open"))
-        note = Words(text="A point has the colour of its run's curve below.", tone="faint")
-        series = [(run, read_run(run.folder).series("loss")) for run in sweep.ranked]
-        curves: list[tuple[SweepRun, Series]] = [(run, points) for run, points in series if points[0]]
-        pictures = (
-            *section("Held-out loss by value", note, *(values_plot(sweep, key) for key in sweep.keys)),
-            *section("Training loss by step", sweep_curves_plot(sweep, curves)),
-        )
-    return Document(title=f"Sweep of {sweep.name}", sections=(*best, *runs, *pictures, *failures))

@@ -16,6 +16,8 @@ from meshwright.cli import (
     answer,
     complete_config,
     phases,
+    print_json,
+    say,
     say_readings,
     with_lora,
 )
@@ -107,7 +109,9 @@ def _forget(config: str | None, on: str | None, as_json: bool) -> None:
             "--forget removes all measured steps of a chip", hint="name a fleet of it: --on 8xH100"
         )
     number = forget(on)
-    steps = "1 measured step" if number == 1 else f"{number} measured steps"
-    words = "a file that could not be read" if number is None else steps
-    said = f"removed {words}: predictions for the chip of {on} use no factors"
-    answer(as_json, {"schema": 1, "forgotten": number}, lambda: said)
+    if as_json:
+        print_json({"schema": 1, "forgotten": number})
+    else:
+        steps = "1 measured step" if number == 1 else f"{number} measured steps"
+        words = "a file that could not be read" if number is None else steps
+        say(f"removed {words}: predictions for the chip of {on} use no factors")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.cli import _train_command as _train
-from meshwright.results import Phase, SweepRunStarted
+from meshwright.contrib.sweeps import SweepRunStarted, _sweep, _sweep_command
+from meshwright.results import Phase
 from meshwright.trainer.loop import StepDone
 
 pytestmark = pytest.mark.once
@@ -41,7 +41,7 @@ def test_nothing_to_sweep_exits_with_2(meshwright):
 
 
 def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
-    monkeypatch.setattr(_train.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(_sweep_command.sys.stderr, "isatty", lambda: True, raising=False)
     shown = []
 
     class Progress:
@@ -60,7 +60,7 @@ def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
             shown.append(told)
 
     monkeypatch.setattr("rich.progress.Progress", Progress)
-    with _train._progress("linear") as on_event:
+    with _sweep_command._progress("linear") as on_event:
         on_event(SweepRunStarted(number=2, total=6, values={"seed": "3"}))
         on_event(Phase(name="compile"))
         on_event(
@@ -80,10 +80,9 @@ def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
 
 
 def test_a_stopped_sweep_exits_with_130(meshwright, monkeypatch):
-    from meshwright.api import _sweep as engine
 
     made = SimpleNamespace(to_dict=lambda: {"runs": []}, stopped=True, best=None)
-    monkeypatch.setattr(engine, "sweep", lambda *_, **__: made)
+    monkeypatch.setattr(_sweep, "sweep", lambda *_, **__: made)
     assert meshwright("sweep", "linear", "--set", "seed=1,2", "--json").status == 130
 
 

@@ -25,10 +25,7 @@ from typing import Any, Protocol
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.extras import how_to_install
-
-from ._chip import CATALOG, GIB, Chip
-from ._fleet import chip_named
-from ._list_prices import Listing, listings_of
+from meshwright.hardware import CATALOG, GIB, Chip, Listing, chip_named, listings_of
 
 
 class CatalogItem(Protocol):

@@ -1,6 +1,6 @@
 """Train one configuration with every combination of several keys' values, and rank the runs, best first.
 
-Imports: `_train`, `_weigh`, `report`. Used by: `cli`, and users as `mw.sweep`.
+Used by: `_sweep_command`, and users as `mw.sweep`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.api import Session, new_folder, train
 from meshwright.compiler import warm_workers
 from meshwright.config import RunConfig, trainable
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.measure import Measurement
 from meshwright.programs import run_named
-from meshwright.report import write_sweep
-from meshwright.results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
+from meshwright.results import FirstStepsCompared, Phase, ignore
 from meshwright.units import format_count
 
-from ._train import Session, new_folder, train
+from ._sweep_records import Sweep, SweepRun, SweepRunStarted
 
 if TYPE_CHECKING:
     from meshwright.trainer.loop import Event
@@ -96,7 +96,7 @@ def sweep(
         made = dataclasses.replace(made, runs=(*made.runs, done), not_run=len(runs) - number, stopped=stopped)
         with _writing(folder):  # after each run, so that a killed sweep has its page too
             (folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
-            write_sweep(made)
+            made.to_html(made.folder / "report.html")
         if stopped:
             break
     return made

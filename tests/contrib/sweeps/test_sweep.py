@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.api import _sweep
+from meshwright.contrib.sweeps import _sweep
 from meshwright.errors import InputError, MeshwrightError
 
 pytestmark = [pytest.mark.quick, pytest.mark.once]
