@@ -1,9 +1,8 @@
-"""List prices: what the table says, which one is chosen."""
+"""List prices: what the table says, and which one is chosen."""
 
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import tomllib
 from importlib.resources import files
 
@@ -13,7 +12,6 @@ from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, list_price, list_prices
 
 TODAY = datetime.date(2026, 11, 22)
-HAS_GPUHUNT = importlib.util.find_spec("gpuhunt") is not None
 
 
 # The table

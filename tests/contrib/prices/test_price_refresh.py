@@ -220,7 +220,7 @@ REFRESH = """
 import sys
 from pathlib import Path
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import refresh_prices
+from meshwright.contrib.prices import refresh_prices
 try:
     made = refresh_prices(Path(sys.argv[1]))
 except MeshwrightError as failed:
