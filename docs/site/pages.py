@@ -199,12 +199,16 @@ def _cell(text: str) -> str:
 
 KINDS = {
     "api": "Verbs",
+    "contrib": "Verbs",
     "programs": "What is weighed",
-    "contrib": "What is weighed",
+    "contrib.scripts": "What is weighed",
+    "contrib.torch": "What is weighed",
+    "contrib.torch_as_jax": "What is weighed",
+    "contrib.instruments": "Measure arrays, memory and speed",
     "measure": "Measure arrays, memory and speed",
     "errors": "Errors",
 }
-"""Sections of the reference, by the package that a function comes from."""
+"""Sections of the reference, by the package that a function comes from, or the room of `contrib`."""
 OTHERS, RECORDS = "Describe arguments and kernels", "Records"
 
 
@@ -212,18 +216,19 @@ def public_names() -> dict[str, list[str]]:
     """Return every public name by its section, as paths from the package."""
     sections: dict[str, list[str]] = {title: [] for title in (*KINDS.values(), OTHERS, RECORDS)}
     for name, home in _imported(ROOT / "src/meshwright/__init__.py").items():
-        title = KINDS.get(home, OTHERS)
+        package, _, room = home.partition(".")
+        title = KINDS.get(f"{package}.{room.partition('.')[0]}", KINDS.get(package, OTHERS))
         title = RECORDS if name[0].isupper() and home != "errors" else title
         sections[title].append(f"meshwright.{name}")
     return sections
 
 
 def _imported(package: Path) -> dict[str, str]:
-    """Return the names that a package imports for type checkers, each with the package it is from."""
+    """Return the names that a package imports for type checkers, each with the module it is from."""
     blocks = (node for node in ast.parse(package.read_text()).body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
     return {
-        alias.asname or alias.name: (node.module or "").partition(".")[0]
+        alias.asname or alias.name: node.module or ""
         for node in imports
         for alias in node.names
     }
