@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from meshwright.cli._console import phases, print_json, show, table
+from meshwright.cli import phases, print_json, show, table
 
 SCRIPT = """
 import sys, time

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.worker._assembler import Gate, put_assembler
-from meshwright.worker._optimised import is_steady, optimised
+from meshwright.worker import Gate, is_steady, optimised, put_assembler
 
 LAST = "module_0000.jit_step.after_optimizations_after_buffer_assignment.txt"
 

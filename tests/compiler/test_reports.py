@@ -20,9 +20,7 @@ from meshwright.compiler import TEXTS, fingerprint_of, read_text
 from meshwright.errors import CompileError
 from meshwright.hardware import Fleet, topology_arguments
 from meshwright.sharding import mesh_of
-from meshwright.worker._kernels_alone import KernelsAlone
-from meshwright.worker._optimised import may_fail_late
-from meshwright.worker._reports import are_written, bytes_in, program_in, texts_in
+from meshwright.worker import KernelsAlone, are_written, bytes_in, may_fail_late, program_in, texts_in
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # jax 0.12 announces the end of its Triton kernels

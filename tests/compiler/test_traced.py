@@ -19,9 +19,7 @@ from jax.sharding import PartitionSpec
 from meshwright.config import load_config
 from meshwright.sharding import mesh_of
 from meshwright.trainer.step import build_step
-from meshwright.worker import count_traced
-from meshwright.worker._linear_algebra import LIBRARY
-from meshwright.worker._traced import FREE, RULES, WALKED
+from meshwright.worker import FREE, LIBRARY, RULES, WALKED, count_traced
 
 ONE = (("data", 1),)
 EIGHT = (("data", 2), ("fsdp", 2), ("tensor", 2))

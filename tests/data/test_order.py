@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.config import IdxData, load_config, overridden, preset_names
 from meshwright.errors import InputError
-from meshwright.trainer.data import ImageFiles, open_data, write_sample_images
-from meshwright.trainer.data._order import generator, windows_at
+from meshwright.trainer.data import ImageFiles, generator, open_data, windows_at, write_sample_images
 
 
 @pytest.mark.parametrize("preset", preset_names())

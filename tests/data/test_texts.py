@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
-from meshwright.trainer.data import open_tokenizer
-from meshwright.trainer.data._texts import ByteTokenizer, fragments_in, pieces_of
+from meshwright.trainer.data import ByteTokenizer, fragments_in, open_tokenizer, pieces_of
 
 
 def documents(path: Path, piece_bytes: int = 1 << 20, key: str = "text") -> list[str]:

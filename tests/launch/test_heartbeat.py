@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.trainer.launch._coordination import LEFT_LOOKS, SILENT_SECONDS, Heartbeat
+from meshwright.trainer.launch import LEFT_LOOKS, SILENT_SECONDS, Heartbeat
 
 
 class Board:

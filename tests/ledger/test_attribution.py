@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Argument
-from meshwright.ledger._memory_ledger import LiveRange, LiveValue, Owners
+from meshwright.ledger import LiveRange, LiveValue, Owners
 
 WEIGHTS = 2 * 2048 * 512 + 4 * (4 * 512 * 512 + 2 * 512 * 1024)  # of the sample Transformer
 

@@ -8,8 +8,7 @@ import pytest
 from meshwright import weigh
 from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
-from meshwright.ledger import executions_of, findings_of, traffic_of
-from meshwright.ledger._findings import Replication, axes_of_sharding
+from meshwright.ledger import Replication, axes_of_sharding, executions_of, findings_of, traffic_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HOST = Fleet.parse("8xH100")

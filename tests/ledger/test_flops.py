@@ -6,8 +6,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from meshwright.ledger import executed_flops, executions_of, instruction_work, work_of
-from meshwright.ledger._flops import Unnamed, first_runs, homes_of, shared_out
+from meshwright.ledger import (
+    Unnamed,
+    executed_flops,
+    executions_of,
+    first_runs,
+    homes_of,
+    instruction_work,
+    shared_out,
+    work_of,
+)
 
 # fixtures/programs.py: layers, batch, sequence, embed, mlp, vocabulary
 L, B, S, E, M, V = 4, 16, 256, 512, 1024, 2048

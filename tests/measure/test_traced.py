@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.measure._leaks import explaining_leaks, refuse_traced
+from meshwright.measure import explaining_leaks, refuse_traced
 
 kept = []
 

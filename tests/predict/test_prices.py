@@ -6,10 +6,8 @@ from meshwright.compiler import NamedKernel
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
-from meshwright.ledger import Message
-from meshwright.ledger._work_rules import mark_kernels
-from meshwright.predict import machine_of
-from meshwright.predict._kernel_prices import bytes_by_memory, kernel_of, transfer_of
+from meshwright.ledger import Message, mark_kernels
+from meshwright.predict import bytes_by_memory, kernel_of, machine_of, transfer_of
 
 ATTENTION = (
     'backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"element_type":"BF16",'

@@ -14,9 +14,7 @@ from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Finding
 from meshwright.predict import Slice
-from meshwright.report import renderable
-from meshwright.report._costs import FLOP_CONVENTION
-from meshwright.report._weighing_facts import facts_of
+from meshwright.report import FLOP_CONVENTION, facts_of, renderable
 from meshwright.units import format_power_of_ten
 
 GIB = 2**30

@@ -14,8 +14,7 @@ from meshwright.config import load_config
 from meshwright.trainer.checkpoint import Checkpoints, restore
 from meshwright.trainer.data import open_data
 from meshwright.trainer.models import Parameter, initial_parameters
-from meshwright.trainer.step import build_step
-from meshwright.trainer.step._build import abstract_batch, whole_over_replicas
+from meshwright.trainer.step import abstract_batch, build_step, whole_over_replicas
 
 pytestmark = pytest.mark.quick
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.config import Layout, RunConfig, load_config, variants
-from meshwright.config._state_keys import StateKeys
+from meshwright.config import Layout, RunConfig, StateKeys, load_config, variants
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of

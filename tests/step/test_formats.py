@@ -12,9 +12,7 @@ import meshwright as mw
 from meshwright.config import StateConfig, load_config
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.trainer.step import build_step
-from meshwright.trainer.step._eight_bits import codes_of, values_of
-from meshwright.trainer.step._state_formats import by_chance, rounded_as
+from meshwright.trainer.step import build_step, by_chance, codes_of, rounded_as, values_of
 from tests.stepping import run_steps
 
 pytestmark = pytest.mark.quick

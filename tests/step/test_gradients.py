@@ -12,12 +12,12 @@ import meshwright as mw
 from meshwright.config import load_config
 from meshwright.trainer.data import open_data
 from meshwright.trainer.models import Outcome
-from meshwright.trainer.step import build_step
-from meshwright.trainer.step._gradients import (
+from meshwright.trainer.step import (
     FIRST_SCALE,
     GOOD_STEPS,
     LEAST_SCALE,
     MOST_SCALE,
+    build_step,
     gradients_by_replica,
     gradients_of,
     next_scale,

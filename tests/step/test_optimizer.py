@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec
 
 from meshwright.config import load_config, preset_names, variants
 from meshwright.trainer.models import Parameter, initial_parameters, model_of
-from meshwright.trainer.step import optimizer_of
-from meshwright.trainer.step._optimizer import (
+from meshwright.trainer.step import (
     by_matrix,
     is_hidden_matrix,
     is_matrix,
     matrix_dims,
     moment_shardings,
+    optimizer_of,
     schedule_of,
 )
 
@@ -404,7 +404,7 @@ def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(me
 
 
 def test_dims_made_one_are_split_only_as_the_first_of_them():
-    from meshwright.trainer.step._matrices import merged_entry
+    from meshwright.trainer.step import merged_entry
 
     assert merged_entry((0, 1), PartitionSpec("tensor", None)) == "tensor"
     assert merged_entry((0, 1), PartitionSpec(None, "tensor")) is None

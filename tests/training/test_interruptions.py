@@ -11,8 +11,7 @@ import pytest
 
 from meshwright.config import FaultConfig
 from meshwright.trainer.launch import SingleProcess, noting_signals
-from meshwright.trainer.loop import PhaseClock, RunFolder, Watchdog
-from meshwright.trainer.loop._interruptions import Agreement, stop_at_once
+from meshwright.trainer.loop import Agreement, PhaseClock, RunFolder, Watchdog, stop_at_once
 
 pytestmark = pytest.mark.quick
 

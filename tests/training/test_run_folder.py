@@ -11,11 +11,17 @@ import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.errors import InputError
-from meshwright.trainer.checkpoint import Checkpoints, Found
-from meshwright.trainer.checkpoint._manifest import Manifest
+from meshwright.trainer.checkpoint import Checkpoints, Found, Manifest
 from meshwright.trainer.launch import SingleProcess
-from meshwright.trainer.loop import RunFolder, config_of, last_recorded_step
-from meshwright.trainer.loop._run_folder import about_complaint, about_of, changes_since, check_shared
+from meshwright.trainer.loop import (
+    RunFolder,
+    about_complaint,
+    about_of,
+    changes_since,
+    check_shared,
+    config_of,
+    last_recorded_step,
+)
 
 LINEAR = load_config("linear")
 NONE = load_config("linear", ["checkpoint.every_steps=none"])

@@ -14,8 +14,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Checkpoints
-from meshwright.trainer.loop import config_of, sample_run
-from meshwright.trainer.loop._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
+from meshwright.trainer.loop import NUM_TOKENS, TEMPERATURE, config_of, sample_run, sample_tokens
 from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.step import build_step
 

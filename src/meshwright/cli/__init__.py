@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._console import say as say
     from ._console import say_readings as say_readings
     from ._console import show as show
+    from ._console import table as table
     from ._progress import bars as bars
     from ._train_command import OnOption as OnOption
     from ._usage import Command as Command

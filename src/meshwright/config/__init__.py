@@ -121,6 +121,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._section import near_divisors as near_divisors
     from ._section import near_multiples as near_multiples
     from ._section import or_list as or_list
+    from ._state_keys import StateKeys as StateKeys
     from ._transformer import TransformerModel as TransformerModel
     from ._transformer import block_policies as block_policies
 

@@ -13,10 +13,16 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._allowance import RESERVED as RESERVED
     from ._allowance import allowance as allowance
     from ._allowance import usable_bytes as usable_bytes
+    from ._findings import Replication as Replication
+    from ._findings import axes_of_sharding as axes_of_sharding
     from ._findings import findings_of as findings_of
+    from ._flops import Unnamed as Unnamed
     from ._flops import executed_flops as executed_flops
     from ._flops import executions_of as executions_of
+    from ._flops import first_runs as first_runs
+    from ._flops import homes_of as homes_of
     from ._flops import instruction_work as instruction_work
+    from ._flops import shared_out as shared_out
     from ._ledger import executions_in as executions_in
     from ._ledger import ledger_of as ledger_of
     from ._ledger_records import UNUSED as UNUSED
@@ -29,6 +35,9 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._ledger_records import Timeline as Timeline
     from ._library_calls import FOURIER as FOURIER
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
+    from ._memory_ledger import LiveRange as LiveRange
+    from ._memory_ledger import LiveValue as LiveValue
+    from ._memory_ledger import Owners as Owners
     from ._memory_ledger import memory_of as memory_of
     from ._memory_ledger import parse_assignment as parse_assignment
     from ._traffic import EXCHANGES as EXCHANGES
@@ -48,6 +57,7 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._work_rules import elementwise_of as elementwise_of
     from ._work_rules import is_ragged_call as is_ragged_call
     from ._work_rules import left_dimensions as left_dimensions
+    from ._work_rules import mark_kernels as mark_kernels
     from ._work_rules import register_call as register_call
     from ._work_rules import registered_targets as registered_targets
     from ._work_rules import traced_kernel_of as traced_kernel_of

@@ -30,6 +30,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._formulas import attention_seconds as attention_seconds
     from ._formulas import collective_seconds as collective_seconds
     from ._formulas import gemm_seconds as gemm_seconds
+    from ._kernel_prices import bytes_by_memory as bytes_by_memory
+    from ._kernel_prices import kernel_of as kernel_of
+    from ._kernel_prices import transfer_of as transfer_of
     from ._links import AxisTraffic as AxisTraffic
     from ._links import hidden_share as hidden_share
     from ._links import traffic_by_axes as traffic_by_axes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
+    from ._costs import FLOP_CONVENTION as FLOP_CONVENTION
     from ._model import COLOURS as COLOURS
     from ._model import CURVES as CURVES
     from ._model import FAINT as FAINT
@@ -40,5 +41,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_report import row_cells as row_cells
     from ._run_report import run_page as run_page
     from ._run_report import write_report as write_report
+    from ._weighing_facts import facts_of as facts_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

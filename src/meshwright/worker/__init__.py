@@ -10,12 +10,26 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
     from ._arguments import argument_paths as argument_paths
+    from ._assembler import Gate as Gate
+    from ._assembler import put_assembler as put_assembler
     from ._foreign import foreign_program as foreign_program
     from ._foreign import lower_foreign as lower_foreign
     from ._foreign import on_the_fleet as on_the_fleet
+    from ._kernels_alone import KernelsAlone as KernelsAlone
+    from ._linear_algebra import LIBRARY as LIBRARY
     from ._live import lowered_call as lowered_call
     from ._main import check_mesh_of_slices as check_mesh_of_slices
     from ._main import device_coordinates as device_coordinates
+    from ._optimised import is_steady as is_steady
+    from ._optimised import may_fail_late as may_fail_late
+    from ._optimised import optimised as optimised
+    from ._reports import are_written as are_written
+    from ._reports import bytes_in as bytes_in
+    from ._reports import program_in as program_in
+    from ._reports import texts_in as texts_in
+    from ._traced import FREE as FREE
+    from ._traced import RULES as RULES
+    from ._traced import WALKED as WALKED
     from ._traced import count_traced as count_traced
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -10,8 +10,15 @@ from xml.etree import ElementTree
 import pytest
 
 import meshwright as mw
-from meshwright.contrib.check import Figures, figures_of
-from meshwright.contrib.check._outputs import LONGEST_COMMENT, annotations_of, comment_of, junit_of, sarif_of
+from meshwright.contrib.check import (
+    LONGEST_COMMENT,
+    Figures,
+    annotations_of,
+    comment_of,
+    figures_of,
+    junit_of,
+    sarif_of,
+)
 from meshwright.errors import InputError
 
 FILE = """# what we promise

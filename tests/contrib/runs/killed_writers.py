@@ -22,7 +22,7 @@ from typing import Any
 from meshwright.contrib.runs import found_runs
 from meshwright.errors import MeshwrightError
 from meshwright.kept_records import RUN_FILE, KeptRun
-from meshwright.trainer.loop._run_folder import RunFolder
+from meshwright.trainer.loop import RunFolder
 
 CONFIG: Any = SimpleNamespace(
     name="killed",

@@ -249,7 +249,7 @@ def test_a_step_on_a_cpu_behaves_afterwards_as_before(fails):
 
 
 def test_the_lists_are_those_of_this_pytorch():
-    from meshwright.contrib.torch_eager._autocast import APPENDED, LOWER, WIDEST, WITH_FORMAT
+    from meshwright.contrib.torch_eager import APPENDED, LOWER, WIDEST, WITH_FORMAT
 
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     if not header.exists():

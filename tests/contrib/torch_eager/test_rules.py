@@ -278,7 +278,7 @@ def overload(name: str):
 
 
 def test_only_what_may_multiply_matrices_is_neither_silent_nor_ruled():
-    from meshwright.contrib.torch_eager._watch import kind_of
+    from meshwright.contrib.torch_eager import kind_of
 
     names = (
         "add",

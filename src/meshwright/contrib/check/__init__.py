@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ._difference import difference_of as difference_of
     from ._figures import Figures as Figures
     from ._figures import figures_of as figures_of
+    from ._outputs import LONGEST_COMMENT as LONGEST_COMMENT
+    from ._outputs import annotations_of as annotations_of
+    from ._outputs import comment_of as comment_of
+    from ._outputs import junit_of as junit_of
+    from ._outputs import sarif_of as sarif_of
     from ._verbs import diff as diff
 
 __getattr__, __dir__ = names_on_first_use(__name__)

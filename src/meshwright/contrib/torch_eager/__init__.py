@@ -21,8 +21,20 @@ from ._module_function import parts_of_function as parts_of_function
 from ._module_function import require_torch as require_torch
 
 if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
+    from ._allocator import MIB as MIB
+    from ._allocator import CachingAllocator as CachingAllocator
+    from ._allocator import segments_expand as segments_expand
+    from ._aten_flops import NAMES as NAMES
+    from ._aten_flops import call_of as call_of
+    from ._aten_flops import format_name as format_name
+    from ._aten_flops import is_silent as is_silent
+    from ._aten_flops import tensor_text as tensor_text
     from ._attention_kernels import is_given as is_given
     from ._attention_kernels import whole_sequences as whole_sequences
+    from ._autocast import APPENDED as APPENDED
+    from ._autocast import LOWER as LOWER
+    from ._autocast import WIDEST as WIDEST
+    from ._autocast import WITH_FORMAT as WITH_FORMAT
     from ._default_plan import repeated_blocks as repeated_blocks
     from ._eager_step import ONE_SEQUENCE as ONE_SEQUENCE
     from ._eager_step import surroundings as surroundings
@@ -32,5 +44,10 @@ if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
     from ._fakes import explain_failure as explain_failure
     from ._fakes import mode_of as mode_of
     from ._mesh_step import account_on_mesh as account_on_mesh
+    from ._watch import SAVED as SAVED
+    from ._watch import TEMPORARY as TEMPORARY
+    from ._watch import ModuleStack as ModuleStack
+    from ._watch import Storages as Storages
+    from ._watch import kind_of as kind_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._manifest import MANIFEST as MANIFEST
     from ._manifest import MANIFEST_HASH as MANIFEST_HASH
     from ._manifest import Damaged as Damaged
+    from ._manifest import Manifest as Manifest
     from ._manifest import hash_line as hash_line
     from ._manifest import verified as verified
     from ._stored_arrays import StoredArray as StoredArray

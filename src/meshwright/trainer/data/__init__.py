@@ -165,3 +165,10 @@ def _open_source(data: _config.TokenFileData, sizes: dict[str, Any], name: str =
         tokenizers=frozenset(tokens_by | {(data.format, name) for name in opened.tokenizers}) - {("raw", "")},
         **sizes,
     )
+
+
+from ._order import generator as generator
+from ._order import windows_at as windows_at
+from ._texts import ByteTokenizer as ByteTokenizer
+from ._texts import fragments_in as fragments_in
+from ._texts import pieces_of as pieces_of

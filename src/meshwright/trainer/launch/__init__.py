@@ -10,7 +10,10 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._alike import Facts as Facts
     from ._alike import agreed as agreed
+    from ._coordination import LEFT_LOOKS as LEFT_LOOKS
+    from ._coordination import SILENT_SECONDS as SILENT_SECONDS
     from ._coordination import SINGLE_PROCESS as SINGLE_PROCESS
+    from ._coordination import Heartbeat as Heartbeat
     from ._coordination import ProcessGroup as ProcessGroup
     from ._coordination import SingleProcess as SingleProcess
     from ._join import COORDINATOR as COORDINATOR

@@ -30,17 +30,26 @@ if TYPE_CHECKING:
     from ._interface import StepCompiled as StepCompiled
     from ._interface import StepDone as StepDone
     from ._interface import StepFlops as StepFlops
+    from ._interruptions import Agreement as Agreement
     from ._interruptions import Watchdog as Watchdog
+    from ._interruptions import stop_at_once as stop_at_once
     from ._loop import Saving as Saving
     from ._loop import batches_ahead as batches_ahead
     from ._programs import compile_programs as compile_programs
     from ._recording import metrics_of as metrics_of
     from ._recording import not_written as not_written
     from ._run_folder import RunFolder as RunFolder
+    from ._run_folder import about_complaint as about_complaint
+    from ._run_folder import about_of as about_of
+    from ._run_folder import changes_since as changes_since
+    from ._run_folder import check_shared as check_shared
     from ._run_folder import config_of as config_of
     from ._run_folder import last_recorded_step as last_recorded_step
     from ._run_folder import write_whole as write_whole
+    from ._sample import NUM_TOKENS as NUM_TOKENS
+    from ._sample import TEMPERATURE as TEMPERATURE
     from ._sample import sample_run as sample_run
+    from ._sample import sample_tokens as sample_tokens
     from ._training_run import check_resumed_state as check_resumed_state
     from ._training_run import run_training as run_training
 

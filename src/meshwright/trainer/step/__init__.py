@@ -9,10 +9,30 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._build import TrainStep as TrainStep
+    from ._build import abstract_batch as abstract_batch
     from ._build import build_step as build_step
+    from ._build import whole_over_replicas as whole_over_replicas
     from ._build import whole_parameters as whole_parameters
+    from ._eight_bits import codes_of as codes_of
+    from ._eight_bits import values_of as values_of
+    from ._gradients import FIRST_SCALE as FIRST_SCALE
     from ._gradients import FORMATS as FORMATS
+    from ._gradients import GOOD_STEPS as GOOD_STEPS
+    from ._gradients import LEAST_SCALE as LEAST_SCALE
+    from ._gradients import MOST_SCALE as MOST_SCALE
+    from ._gradients import gradients_by_replica as gradients_by_replica
+    from ._gradients import gradients_of as gradients_of
+    from ._gradients import next_scale as next_scale
+    from ._matrices import merged_entry as merged_entry
+    from ._optimizer import by_matrix as by_matrix
+    from ._optimizer import is_hidden_matrix as is_hidden_matrix
+    from ._optimizer import is_matrix as is_matrix
+    from ._optimizer import matrix_dims as matrix_dims
+    from ._optimizer import moment_shardings as moment_shardings
     from ._optimizer import optimizer_of as optimizer_of
+    from ._optimizer import schedule_of as schedule_of
     from ._pipeline_schedule import Schedule as Schedule
+    from ._state_formats import by_chance as by_chance
+    from ._state_formats import rounded_as as rounded_as
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.contrib.torch_eager._allocator import MIB, CachingAllocator, segments_expand
+from meshwright.contrib.torch_eager import MIB, CachingAllocator, segments_expand
 
 
 def reserved_after(*sizes, stream=0, expandable=False):
