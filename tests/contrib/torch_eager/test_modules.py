@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from meshwright.contrib.torch_eager import ModuleStack
+from meshwright.contrib.torch_eager import ModuleStack  # noqa: E402
 from tests.contrib.torch_eager.steps import counted  # noqa: E402
 
 

@@ -6,7 +6,7 @@ pytestmark = pytest.mark.quick
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from meshwright.contrib.torch_eager import NAMES, call_of, format_name, is_silent, tensor_text
+from meshwright.contrib.torch_eager import NAMES, call_of, format_name, is_silent, tensor_text  # noqa: E402
 
 
 def test_arguments_have_the_schemas_names_and_defaults():

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from meshwright.contrib.torch_eager import SAVED, TEMPORARY, Storages
+from meshwright.contrib.torch_eager import SAVED, TEMPORARY, Storages  # noqa: E402
 
 
 def test_a_storage_is_counted_once_until_it_is_freed():

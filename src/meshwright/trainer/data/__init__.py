@@ -40,12 +40,17 @@ from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
 from ._order import Rows as Rows
 from ._order import Split as Split
+from ._order import generator as generator
+from ._order import windows_at as windows_at
 from ._own import own_data as own_data
 from ._text_source import tokenizer_path as tokenizer_path
 from ._text_source import tokens_of_texts as _tokens_of_texts
 from ._texts import BYTES as _BYTES
+from ._texts import ByteTokenizer as ByteTokenizer
 from ._texts import Tokenizer as Tokenizer
+from ._texts import fragments_in as fragments_in
 from ._texts import open_tokenizer as open_tokenizer
+from ._texts import pieces_of as pieces_of
 from ._token_formats import declared_dtype as _declared_dtype
 from ._token_formats import open_files as _open_files
 from ._token_formats import token_paths as _token_paths
@@ -165,10 +170,3 @@ def _open_source(data: _config.TokenFileData, sizes: dict[str, Any], name: str =
         tokenizers=frozenset(tokens_by | {(data.format, name) for name in opened.tokenizers}) - {("raw", "")},
         **sizes,
     )
-
-
-from ._order import generator as generator
-from ._order import windows_at as windows_at
-from ._texts import ByteTokenizer as ByteTokenizer
-from ._texts import fragments_in as fragments_in
-from ._texts import pieces_of as pieces_of
