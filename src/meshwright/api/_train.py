@@ -1,6 +1,6 @@
 """Train a config on attached or simulated devices, and compare the run with its prediction.
 
-Imports: `programs`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`,
+Imports: `programs`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `cli`, `contrib.sweeps`,
 and users as `mw.train` and `mw.reconcile`.
 """
 
