@@ -96,7 +96,7 @@ def sweep(
         made = dataclasses.replace(made, runs=(*made.runs, done), not_run=len(runs) - number, stopped=stopped)
         with _writing(folder):  # after each run, so that a killed sweep has its page too
             (folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
-            made.to_html(made.folder / "report.html")
+            (folder / "report.html").write_text(made.to_html(), "utf-8")
         if stopped:
             break
     return made
