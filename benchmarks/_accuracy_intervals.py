@@ -32,9 +32,7 @@ runs with experts but one are of one source, so none can be left out there."""
 OF_CLASSES = """In {inside} of {count} classes of at least 15 runs (by source, chip, layout, fleet, stack and
 width) {least:.0f} to {most:.0f} % of the intervals hold{how}. If each interval held with the
 odds of all, it would be {low:.0f} to {high:.0f} classes, by chance alone."""
-NONE = (
-    """{count} runs have no interval: gaps between kernels are more than a fifth of our program for them."""
-)
+NONE = "Runs without an interval, for more than a fifth of our program is gaps between kernels: {count}."
 
 
 def section_of_intervals(rows: Sequence[dict[str, Any]], groups: Groups) -> list[str]:
