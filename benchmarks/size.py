@@ -140,7 +140,9 @@ def _imports_private_modules(path: Path) -> bool:
     return any(name.startswith("meshwright.") and "._" in name for name in names)
 
 
-ROOMS_OF_VERBS = ("api.", "contrib.causes._reconcile_verb")
+ROOMS_OF_VERBS = (
+    "api.", "contrib.calibration._calibrate", "contrib.causes._reconcile_verb", "contrib.sweeps._sweep"
+)  # fmt: skip
 
 
 def parameters_by_verb() -> dict[str, int]:

@@ -227,11 +227,7 @@ def _imported(package: Path) -> dict[str, str]:
     """Return the names that a package imports for type checkers, each with the module it is from."""
     blocks = (node for node in ast.parse(package.read_text()).body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    return {
-        alias.asname or alias.name: node.module or ""
-        for node in imports
-        for alias in node.names
-    }
+    return {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names}
 
 
 def python() -> str:

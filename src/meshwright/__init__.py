@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .contrib.scripts import script as script
     from .contrib.sweeps import Sweep as Sweep
     from .contrib.sweeps import SweepRun as SweepRun
-    from .contrib.sweeps import sweep as sweep
+    from .contrib.sweeps._sweep import sweep as sweep
     from .contrib.torch import torch_step as torch_step
     from .contrib.torch_as_jax import module_as_jax as module_as_jax
     from .errors import CompileError as CompileError
