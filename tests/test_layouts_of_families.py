@@ -74,6 +74,14 @@ FAMILIES = {
         *("model.mamba_head_dim=8", "model.mamba_groups=2", "model.mamba_state_dim=8", "model.conv_width=4"),
         *("model.conv_bias=true", "model.scan_chunk=8", "model.position=none", "model.rope_theta=none"),
     ),
+    "latents": (  # Kimi Linear's
+        *("model.num_layers=6", "model.layer_pattern=delta+mlp delta+experts attention+experts"),
+        *("model.num_experts=4", "model.experts_per_token=2", "model.shared_mlp_dim=24"),
+        *("model.dense_mlp_dim=24", "model.delta_heads=4", "model.delta_key_heads=4", "model.delta_key_dim=8"),
+        *("model.delta_rank=8", "model.delta_value_dim=8", "model.delta_gate=sigmoid", "model.conv_width=4"),
+        *("model.scan_chunk=8", "model.latent_rank=16", "model.value_dim=8", "model.rotary_dim=4"),
+        *("model.head_dim=12", "model.position=none", "model.rope_theta=none"),
+    ),
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
@@ -95,16 +103,20 @@ CASES = [
     pytest.param("few keys", "stage=2,tensor=4", "none", marks=pytest.mark.wide),
     pytest.param("few keys", "context=2,tensor=4", "none", marks=pytest.mark.wide),
     pytest.param("delta nets", "fsdp=2,context=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
+    ("latents", "fsdp=2,tensor=4", "none"),
+    pytest.param("latents", "expert=2,fsdp=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
+    pytest.param("latents", "stage=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("mamba", "stage=2,context=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("mamba", "fsdp=2,tensor=4", "dots-attention", marks=pytest.mark.wide),
 ]
 
 
 @functools.cache
-def trained(family: str, layout: str, remat: str) -> tuple[float, list[np.ndarray]]:
+def trained(family: str, layout: str, remat: str, *options: str) -> tuple[float, list[np.ndarray]]:
     """Return the loss of the first step, and its gradients: momentum begins with zeros."""
     axes = Layout.parse(layout)
-    config = load_config("bytes-nano", [*SIZES, *FAMILIES[family], f"layout={layout}", f"remat={remat}"])
+    chosen = (*SIZES, *FAMILIES[family], f"layout={layout}", f"remat={remat}", *options)
+    config = load_config("bytes-nano", chosen)
     check_layout(config, axes)
     built = build_step(config, mesh_of(axes.axes, jax.devices()[: axes.num_devices]))
     state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), built.state)
@@ -139,3 +151,33 @@ def test_a_layout_trains_as_one_device_does(family, layout, remat):
     assert loss_here == pytest.approx(loss, rel=1e-5)
     for one, here in zip(gradients, gradients_here, strict=True):
         np.testing.assert_allclose(here, one, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "options"),
+    [
+        ("latents", "fsdp=2,expert=2", ("model.capacity_factor=8",)),
+        pytest.param("delta nets", "fsdp=2,tensor=2", ("model.capacity_factor=8",), marks=pytest.mark.wide),
+        pytest.param("delta nets", "fsdp=2", ("offload=all",), marks=pytest.mark.wide),
+        pytest.param("mamba", "fsdp=2", ("offload=all",), marks=pytest.mark.wide),
+        pytest.param("latents", "fsdp=2", ("offload=all",), marks=pytest.mark.wide),
+    ],
+)
+def test_an_option_without_rounding_changes_no_gradient_of_a_hybrid(family, layout, options):
+    """A capacity that holds every choice drops none."""
+    loss, gradients = trained(family, "data=1", "none")
+    loss_here, gradients_here = trained(family, layout, "full", *options)
+    largest = max(float(np.abs(gradient).max()) for gradient in gradients)
+    assert loss_here == pytest.approx(loss, rel=1e-5)
+    for one, here in zip(gradients, gradients_here, strict=True):
+        np.testing.assert_allclose(here, one, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["mamba", *(pytest.param(each, marks=pytest.mark.wide) for each in ("delta nets", "latents"))],
+)
+def test_a_hybrid_in_eight_bits_has_nearly_the_gradients_of_float32(family):
+    """As far as `test_layouts_of_options.FARTHEST` says for three layers of the same products."""
+    loss, gradients = trained(family, "data=1", "none")
+    loss_here, gradients_here = trained(family, "fsdp=2,tensor=2", "none", "precision=fp8", *ALL_CHOSEN[family])

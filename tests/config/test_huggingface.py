@@ -200,6 +200,8 @@ def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(fo
     both, alone = folder_of(tree), folder_of(text, "alone")
     assert load_config(both).name.endswith("-text")
     assert load_config(both).model == load_config(alone).model
+    untyped = {key: value for key, value in text.items() if key != "model_type"}
+    assert load_config(folder_of({**tree, "text_config": untyped}, "untyped")).model == load_config(both).model
     assert "reads more than text; its text part, a gemma3_text, is taken" in text_reading(both)
     assert text_reading(alone) == text_reading("llama3-8b") == ""
 

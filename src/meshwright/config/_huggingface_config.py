@@ -150,6 +150,9 @@ def refusal_of(tree: Tree, where: str) -> NotUnderstood | None:
 def text_part(tree: Tree) -> Tree:
     """Return the text part of a file of a model that reads more than text; any other file as it is."""
     if is_table(inner := tree.get("text_config")):
+        of_text = f"{tree.get('model_type')}_text"
+        if inner.get("model_type") is None and of_text in FAMILIES:  # which transformers takes it for
+            inner = {**inner, "model_type": of_text}
         named = {"architectures"} if inner.get("model_type") in FAMILIES else set[str]()  # of the whole model
         part = {key: value for key, value in inner.items() if key not in named}
         return {**{key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}, **part}
