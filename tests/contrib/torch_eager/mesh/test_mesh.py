@@ -127,7 +127,9 @@ def test_more_ranks_take_no_more_operations(rows, monkeypatch):
         ranks.append(weigh(module, torch.zeros(8, 64), on=f"{devices}xH100").account.ranks)
         counts.append(len(dispatched))
     assert abs(counts[1] - counts[0]) < 128
-    assert all(rank.parameters_bytes == 64 * 4 for both in ranks for rank in both), "a row, also where none is"
+    assert all(rank.parameters_bytes == 64 * 4 for both in ranks for rank in both), (
+        "a row, also where none is"
+    )
 
 
 def split(module, mesh):
