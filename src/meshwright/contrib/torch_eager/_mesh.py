@@ -162,10 +162,11 @@ def _shards_when_asked() -> Iterator[None]:
     It makes one for each rank to read the first and its own. With 512 ranks these fake tensors took most of
     the time of an account.
     """
-    from torch.distributed.fsdp._fully_shard import _fsdp_param as parameters
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
 
+    parameters: Any = _fsdp_param
     original = parameters._chunk_with_empty
-    setattr(parameters, "_chunk_with_empty", _Shards)  # noqa: B010  a sequence for its list
+    parameters._chunk_with_empty = _Shards
     try:
         yield
     finally:
