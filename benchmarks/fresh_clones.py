@@ -1,4 +1,4 @@
-"""Time what a newcomer types in a fresh clone, on each Python: `make demo` and `make test`, without installing.
+"""Time `make demo` and `make test` in a fresh clone on each Python, apart from what they install.
 
 Run: python benchmarks/fresh_clones.py [--again] PYTHON ...    (an interpreter of each Python; a quiet machine)
 Each Python has a clone of the checked-out commit, an environment made anew and no cache of the user's.
