@@ -1,6 +1,6 @@
 """Time `make demo` and `make test` in a fresh clone on each Python, apart from what they install.
 
-Run: python benchmarks/fresh_clones.py [--again] PYTHON ...    (an interpreter of each Python; a quiet machine)
+Run: python benchmarks/fresh_clones.py [--again] PYTHON ...    (an interpreter of each; on a quiet machine)
 Each Python has a clone of the checked-out commit, an environment made anew and no cache of the user's.
 --again runs `make test-again` too. What installs is timed apart, with the bytes that the environment takes
 then; records of `install.py` have what is downloaded. Seconds are a clock's. Writes
