@@ -76,33 +76,18 @@ FAMILIES = {
     ),
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
-FAMILIES["further tokens, gate, few keys"] = (
-    *FAMILIES["further tokens"],
-    *(each for each in FAMILIES["gate"] if each not in FAMILIES["further tokens"]),
-    *("model.num_kv_heads=1", "model.qkv_bias=true"),
-)
-FAMILIES["turns, experts beside"] = (
-    *FAMILIES["turns"],
-    *(
-        "model.num_experts=4",
-        "model.experts_per_token=2",
-        "model.expert_norms=true",
-        "model.shared_mlp_dim=24",
-    ),
-)
 CASES = [
     ("one norm", "fsdp=2,tensor=2", "dots-attention"),
-    ("sinks", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("wide turns", "fsdp=2,tensor=4", "dots-attention"),
-    # Two families at once, which `make test-wide` has one by one.
-    ("further tokens, gate, few keys", "fsdp=2,context=2,tensor=2", "full"),
-    ("turns, experts beside", "expert=2,fsdp=2,tensor=2", "dots-attention"),
+    ("further tokens", "fsdp=2,context=2,tensor=2", "full"),
+    ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
+    # Experts in groups of two layers take five times as long to compile; tests/models/test_experts.py and
+    # tests/models/test_ring.py have their parts on layouts.
+    pytest.param("sinks", "fsdp=2,context=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
     pytest.param("few keys", "fsdp=2,tensor=4", "none", marks=pytest.mark.wide),
     pytest.param("gate", "fsdp=2,tensor=2,expert=2", "none", marks=pytest.mark.wide),
-    pytest.param("further tokens", "fsdp=2,context=2,tensor=2", "full", marks=pytest.mark.wide),
-    pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
-    pytest.param("turns", "fsdp=2,context=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
     pytest.param("experts beside", "expert=2,fsdp=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
+    pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
     pytest.param("wide turns", "stage=2,context=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "stage=2,expert=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "expert=4,fsdp=2", "alternate-dots", marks=pytest.mark.wide),
