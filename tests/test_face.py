@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.contrib.sweeps import SweepRunStarted
 from meshwright.results import FirstStepsCompared, Phase
 
 
@@ -152,7 +153,7 @@ def test_a_sweep_takes_values_as_a_dict_and_prints_as_its_table(tmp_path):
         {"optimizer.learning_rate": "0.1"},
         {"optimizer.learning_rate": "0.01"},
     ]
-    started = [event for event in events if isinstance(event)]
+    started = [event for event in events if isinstance(event, SweepRunStarted)]
     assert [(each.number, each.total) for each in started] == [(1, 2), (2, 2)]
     assert "held-out loss" in str(sweep)
     assert "Sweep of linear" in sweep.to_html()
