@@ -33,13 +33,14 @@ class Drawn:
     between: float = 0.0
     gap: float = 0.0
     late: float = 0.0
+    devices: int = DEVICES
 
     def record(self, host: tuple[HostSpan, ...] = ()) -> Recorded:
         work: list[Work] = []
         steps: list[RecordedStep] = []
         now = 1.0
         for index in range(STEPS):
-            ends = [self._device(index, device, now, work) for device in range(DEVICES)]
+            ends = [self._device(index, device, now, work) for device in range(self.devices)]
             end = max(ends) + self.between
             steps.append(RecordedStep(rank=0, index=index, begin_seconds=now, end_seconds=end))
             now = end
@@ -47,7 +48,7 @@ class Drawn:
 
     def _device(self, index: int, device: int, begin: float, work: list[Work]) -> float:
         now = begin
-        late = self.late if device == DEVICES - 1 else 0.0
+        late = self.late if device == self.devices - 1 else 0.0
         prediction = self.weighing.prediction
         assert prediction is not None
         launch = prediction.seconds_by_kind["idle"]
@@ -172,3 +173,10 @@ def test_a_time_alone_names_no_cause():
 def test_what_is_no_measurement_is_refused_in_words(took, words):
     with pytest.raises(mw.InputError, match=words):
         mw.reconcile("linear", on="8xH100", **took)
+
+
+def test_the_folder_of_a_run_is_said_to_have_its_own_fleet_and_measurement(tmp_path):
+    (tmp_path / "measurement.json").write_text("{}")
+    with pytest.raises(mw.InputError, match="is the folder of a run, which says itself on which fleet") as no:
+        mw.reconcile(tmp_path, on="8xH100")
+    assert f"leave --on out: meshwright reconcile {tmp_path}" in no.value.hint

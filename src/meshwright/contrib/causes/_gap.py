@@ -22,7 +22,8 @@ from meshwright.predict import Speedup, class_of, machine_of
 from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
-from ._cause import KINDS, Cause, ClassRow, Gap, step_row
+from ._cause import KINDS, Asked, Cause, ClassRow, Gap, step_row
+from ._cures import with_saving
 from ._eager_work import EagerDifference
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
@@ -35,6 +36,7 @@ LEAST_MATCHED = 0.3  # of the traced program, or it is another one
 MOSTLY = 0.8  # of a cause's seconds, that lie in a third of the steps at most: those differ
 SLOW_DEVICE = 0.05  # of the step, by which a device is slower than the median of the others
 SAME_DEVICE = 0.8  # of the steps in which it is the slowest
+MANY_TIMES = 10.0  # the prediction; from there on both times are said
 MANY_KERNELS = 100  # in a step; with fewer, gaps on a CPU come from other processes
 MOST_GAPS = 0.5  # of the time of kernels: on a CPU, larger gaps are blamed
 IDLE_KINDS = {
@@ -131,6 +133,7 @@ def gap_of_seconds(seconds: float, weighing: Weighing, how: str) -> Gap:
         num_devices=weighing.fleet.num_devices,
         could_be=tuple(could) if seconds > prediction.step_seconds.expected else (),
         notes=prediction.interval_reasons,
+        asked=Asked(weighing=weighing),
     )
 
 
@@ -184,7 +187,7 @@ class _Attribution:
             fleet=self.weighing.fleet.name,
             measured_seconds=self.measured,
             predicted=None if prediction is None else prediction.step_seconds,
-            causes=tuple(kept),
+            causes=tuple(with_saving(each, self.weighing) for each in kept),
             unexplained_seconds=gap - sum(each.seconds for each in kept),
             step_seconds=tuple(self.steps),
             num_devices=len(self.recorded.devices),
@@ -192,6 +195,7 @@ class _Attribution:
             matched=min(found, default=None if self.eager is None else self.eager.matched),
             files=self.recorded.files,
             notes=tuple(self._notes()),
+            asked=Asked(weighing=self.weighing),
         )
 
     def _differences(self) -> dict[str, ProgramDifference]:
@@ -368,9 +372,9 @@ class _Attribution:
                 )
             else:
                 kind = "slow work"
-                evidence = (
-                    f"{seconds / exposed[name]:.1f} times the predicted {format_seconds(exposed[name])}"
-                )
+                times = seconds / exposed[name]
+                often = f"{times:.1f} times the" if times < MANY_TIMES else f"{format_seconds(seconds)},"
+                evidence = f"{often} predicted {format_seconds(exposed[name])}"
             line = max(self.rest_lines[name], key=self.rest_lines[name].__getitem__)
             helps = self._speedup(kind)
             causes.append(

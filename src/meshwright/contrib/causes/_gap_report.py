@@ -17,7 +17,7 @@ from meshwright.report import (
     parts_of,
     section,
 )
-from meshwright.units import format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 from ._cause import Cause, Gap
 
@@ -33,6 +33,7 @@ def gap_document(gap: Gap) -> Document:
             *section("", Words(text=_answer(gap), tone="strong"), *_inside(gap)),
             *(section("Causes, in seconds of a step", _causes(gap)) if gap.causes else ()),
             *(section("What would cure them", *map(_cure, gap.causes[:MOST_CAUSES])) if gap.causes else ()),
+            *(section("Changes that were weighed", _changes(gap)) if gap.changes else ()),
             *(
                 section("What it could be", *(Words(text=each) for each in gap.could_be))
                 if gap.could_be
@@ -110,9 +111,26 @@ def _causes(gap: Gap) -> ReportTable:
 
 
 def _cure(cause: Cause) -> Words:
-    saved = "" if cause.saving_seconds is None else f" (saves up to {format_seconds(cause.saving_seconds)})"
     change = f": {cause.change}" if cause.change else ""
-    return Words(lead=f"{cause.kind}: ", text=f"{cause.cure}{change}{saved}")
+    saving = f" ({cause.saving})" if cause.saving else ""
+    return Words(lead=f"{cause.kind}: ", text=f"{cause.cure}{change}{saving}")
+
+
+def _changes(gap: Gap) -> ReportTable:
+    """Return the changes that were weighed, beside the step as it is predicted."""
+    rows = [
+        TableRow(
+            cells=(
+                each.arguments,
+                "" if each.step_seconds is None else format_seconds(each.step_seconds),
+                "" if each.reserved_bytes is None else format_bytes(each.reserved_bytes),
+                each.failed or ("fits" if each.fits else "does not fit" if each.fits is False else ""),
+            )
+        )
+        for each in gap.changes
+    ]
+    columns = ("change", "predicted step", "memory of a device", "fits")
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=columns[1:3])
 
 
 def _classes(gap: Gap) -> ReportTable:

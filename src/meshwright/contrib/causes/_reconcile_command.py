@@ -51,12 +51,18 @@ def reconcile(
     history: Annotated[
         bool, typer.Option("--history", help="Show the history of errors of all runs.")
     ] = False,
+    cures: Annotated[
+        bool,
+        typer.Option("--cures", help="Weigh changes that would cure it: at most 4, none begun after 2 min."),
+    ] = False,
     html: HtmlOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say why a step is slow: predicted beside measured, of a run of ours or of anybody's trace."""
     given = (trace, measured, tokens_per_second)
     is_of_others = on is not None or any(each is not None for each in given)
+    if cures and trace is None:
+        raise InputError("--cures weighs changes for the causes that a trace tells", hint="add --trace FILE")
     if history:
         if programs or is_of_others:
             raise InputError("--history shows all runs", hint="leave the rest out")
@@ -82,6 +88,8 @@ def reconcile(
             overrides=overrides or (),
             on_event=lambda event: on_phase(event.name),
         )
+        if cures:
+            gap = gap.with_cures(on_event=lambda event: on_phase(event.name))
     _say(gap, html, as_json)
 
 
