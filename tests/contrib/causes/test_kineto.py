@@ -274,3 +274,13 @@ def test_a_cause_on_a_gpu_has_its_seconds(what, weighed, tmp_path):
     assert found.seconds == pytest.approx(seconds, rel=0.35)
     named = sum(cause.seconds for cause in gap.causes)
     assert named + gap.unexplained_seconds == pytest.approx(gap.gap_seconds)
+
+
+def test_the_file_of_one_rank_among_many_has_its_whole_step(weighed, tmp_path):
+    t = eager_step(item=True)
+    alone = gap_of(kineto_trace([t.write(tmp_path / "t.json")]), weighed)
+    t.about["distributedInfo"] = {"backend": "nccl", "rank": 3, "world_size": 8}
+    third = gap_of(kineto_trace([t.write(tmp_path / "t3.json")]), weighed)
+    assert third.measured_seconds == pytest.approx(alone.measured_seconds)
+    assert [cause.kind for cause in third.causes] == [cause.kind for cause in alone.causes]
+    assert third.measured_seconds > 0
