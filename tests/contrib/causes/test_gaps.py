@@ -180,3 +180,15 @@ def test_the_folder_of_a_run_is_said_to_have_its_own_fleet_and_measurement(tmp_p
     with pytest.raises(mw.InputError, match="is the folder of a run, which says itself on which fleet") as no:
         mw.reconcile(tmp_path, on="8xH100")
     assert f"leave --on out: meshwright reconcile {tmp_path}" in no.value.hint
+
+
+def test_without_an_interval_only_what_is_ten_times_too_slow_is_blamed():
+    small = mw.weigh("linear", on="8xH100")  # mostly gaps, so that no interval is predicted
+    assert small.prediction is not None
+    assert small.prediction.step_seconds.high is None
+    slow = gap_of(Drawn(small, slower={"all-reduce": 30.0}).record(), small)
+    (cause,) = [each for each in slow.causes if each.name == "all-reduce"]
+    exposed = {class_of(each.name): each.exposed_seconds for each in small.prediction.slices}
+    assert cause.seconds == pytest.approx(20 * exposed["all-reduce"])
+    assert any("no interval is predicted" in note for note in slow.notes)
+    assert gap_of(Drawn(small, slower={"all-reduce": 9.0}).record(), small).causes == ()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from meshwright.programs import Program
     from meshwright.report import Document
 
+    from ._modules import ModuleRow
+
 SCHEMA = 1
 
 
@@ -97,7 +99,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "slow message": Kind(
         words="messages take longer than their links should need",
-        cure="check the links (nccl-tests on the same hosts), and that the group lies within a host",
+        cure="check the links (nccl-tests on the same hosts), and that the group lies within a host; a "
+        "message also lasts while a device waits for a later one: trace every rank",
     ),
     "slow work": Kind(
         words="kernels run slower than their rate",
@@ -181,6 +184,7 @@ class Gap(Reconciliation):
         predicted: None if no time is predicted; the causes are then those of the trace alone, and the rest is
             the step without them.
         step_seconds: each step of the trace; empty without one.
+        modules: seconds of kernels by module of the program; empty where the trace names no modules.
         could_be: without a trace, what the prediction says could make a step longer.
         matched: the share of the traced program that the weighed one has too; None without programs.
         notes: what could not be read, or is not known, in words.
@@ -197,6 +201,7 @@ class Gap(Reconciliation):
     step_seconds: tuple[float, ...] = ()
     num_devices: int = 1
     classes: tuple[ClassRow, ...] = ()
+    modules: tuple[ModuleRow, ...] = ()
     could_be: tuple[str, ...] = ()
     matched: float | None = None
     files: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from meshwright.units import format_seconds
 from ._cause import KINDS, Asked, Cause, ClassRow, Gap, step_row
 from ._cures import with_saving
 from ._eager_work import EagerDifference
+from ._modules import module_rows
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
 from ._step_parts import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
@@ -36,7 +37,7 @@ LEAST_MATCHED = 0.3  # of the traced program, or it is another one
 MOSTLY = 0.8  # of a cause's seconds, that lie in a third of the steps at most: those differ
 SLOW_DEVICE = 0.05  # of the step, by which a device is slower than the median of the others
 SAME_DEVICE = 0.8  # of the steps in which it is the slowest
-MANY_TIMES = 10.0  # the prediction; from there on both times are said
+MANY_TIMES = 10.0  # the prediction; from there on both times are said, and blamed without an interval
 MANY_KERNELS = 100  # in a step; with fewer, gaps on a CPU come from other processes
 MOST_GAPS = 0.5  # of the time of kernels: on a CPU, larger gaps are blamed
 IDLE_KINDS = {
@@ -158,6 +159,7 @@ class _Attribution:
         self.amounts: defaultdict[_Key, _Amount] = defaultdict(_Amount)
         self.rest: defaultdict[str, float] = defaultdict(float)  # by class, exposed
         self.rest_lines: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.only_message = self._only_message()
         self.differences = self._differences()
         self.eager = self._eager()
 
@@ -192,11 +194,17 @@ class _Attribution:
             step_seconds=tuple(self.steps),
             num_devices=len(self.recorded.devices),
             classes=self._classes(),
+            modules=module_rows(self.recorded, self.weighing),
             matched=min(found, default=None if self.eager is None else self.eager.matched),
             files=self.recorded.files,
             notes=tuple(self._notes()),
             asked=Asked(weighing=self.weighing),
         )
+
+    def _only_message(self) -> str:
+        """Return the kind of the predicted messages, if there is one: messages of no known kind are of it."""
+        kinds = {name for name in self._predicted()[0] if name in MESSAGE_KINDS}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     def _differences(self) -> dict[str, ProgramDifference]:
         """Return how each compilation of the traced step differs from the weighed program."""
@@ -257,8 +265,9 @@ class _Attribution:
         elif item.kind == "callback" and not self.differences:
             self._add("callback", item.source or "", left, index, item.name)
         else:
-            self.rest[item.kind] += left
-            self.rest_lines[item.kind][item.source or ""] += left
+            name = self.only_message if item.kind == "message" and self.only_message else item.kind
+            self.rest[name] += left
+            self.rest_lines[name][item.source or ""] += left
 
     def _surplus_of(self, item: Item, work: Work | None) -> Sequence[Surplus]:
         if (difference := self.differences.get(item.program)) is not None:
@@ -354,11 +363,14 @@ class _Attribution:
         if gaps > 0 and (many if self.is_cpu else prediction is not None):
             words = f"{kernels_in_a_step:.0f} kernels a step"
             causes.append(Cause(kind="gaps", seconds=gaps, evidence=words, cure=KINDS["gaps"].cure))
-        if self.is_cpu or prediction is None or prediction.step_seconds.high is None:
+        if self.is_cpu or prediction is None:
             return causes
-        slack = prediction.step_seconds.high / prediction.step_seconds.expected
+        high = prediction.step_seconds.high
+        slack = MANY_TIMES if high is None else high / prediction.step_seconds.expected
         whole, exposed = self._predicted()
         lasted = _seconds_by_kind(self.recorded, len(self.steps))
+        if self.only_message:
+            lasted[self.only_message] += lasted.pop("message", 0.0)
         for name, seconds in self.rest.items():
             if name in (INSIDE, IDLE, UNKNOWN) or name in COPY_KINDS or not whole.get(name):
                 continue
@@ -451,9 +463,12 @@ class _Attribution:
         lacking = {words for each in self.differences.values() for words in each.lacking}
         for words in sorted(lacking):
             yield f"the weighed program has, and the traced one has not: {words}"
+        prediction = self.weighing.prediction
+        if not self.is_cpu and prediction is not None and prediction.step_seconds.high is None:
+            yield f"no interval is predicted: only what takes over {MANY_TIMES:g} times as long is blamed"
         if self.is_cpu:
             yield "a CPU's rates depend on what else it runs: no kernel is blamed for being slow"
-        if self.weighing.prediction is None:
+        if prediction is None:
             yield f"no time is predicted: {self.weighing.no_prediction}"
 
 
@@ -509,7 +524,7 @@ def _facts_by_item(recorded: Recorded) -> dict[Item, Work]:
     return found
 
 
-def _seconds_by_kind(recorded: Recorded, num_steps: int) -> Mapping[str, float]:
+def _seconds_by_kind(recorded: Recorded, num_steps: int) -> defaultdict[str, float]:
     """Return the seconds of whole events by kind, of one step on one device, hidden or not."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for work in recorded.work:
