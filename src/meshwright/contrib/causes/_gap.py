@@ -62,7 +62,6 @@ class _Amount:
 
     by_step: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     names: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    words: str = ""
 
     @property
     def seconds(self) -> float:
@@ -75,7 +74,6 @@ class _Amount:
             self.by_step[index] += seconds
         for name, seconds in more.names.items():
             self.names[name] += seconds
-        self.words = self.words or more.words
 
     def of_some_steps(self, num_steps: int) -> list[int]:
         """Return the few steps that have nearly all of the seconds; none if there are no such steps."""
@@ -293,9 +291,8 @@ class _Attribution:
     def _add(self, kind: str, source: str, seconds: float, index: int, name: str, words: str = "") -> None:
         amount = self.amounts[kind, "" if kind == "gaps" else source]
         amount.by_step[index] += seconds
-        if name:
-            amount.names[name] += seconds
-        amount.words = amount.words or words
+        if words or name:
+            amount.names[words or name] += seconds
 
     def _named(self) -> list[Cause]:
         """Return the causes of the amounts, where those of some steps alone are one cause for each line."""
@@ -312,7 +309,7 @@ class _Attribution:
             Cause(
                 kind=kind,
                 seconds=amount.seconds,
-                name=amount.words or _names(kind, amount.names),
+                name=_names(kind, amount.names),
                 where=where,
                 evidence=self._evidence(kind, amount),
                 cure=KINDS[kind].cure,
