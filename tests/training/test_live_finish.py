@@ -12,6 +12,7 @@ from meshwright.api._live_finish import LiveFinish
 from meshwright.finishing import OwnHistory
 from meshwright.trainer.loop import CheckpointSaved, Evaluated, FinishEstimated, Noticed, StepDone
 
+OFTEN = {"checkpoint.every_steps": 2}  # a run on a CPU waits for its first checkpoint
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 
 
@@ -192,7 +193,8 @@ def test_a_run_has_it_in_its_files_and_on_its_page(tmp_path, monkeypatch):
         if isinstance(event, StepDone) and event.step == 12:
             pages.append((tmp_path / "run/report.html").read_text())
 
-    mw.train("linear", on="1xCPU", steps=12, folder=tmp_path / "run", on_event=listen)
+    how = {"on": "1xCPU", "steps": 12, "folder": tmp_path / "run", "overrides": OFTEN}
+    mw.train("linear", on_event=listen, **how)
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["finish"]["step"] == 11
     assert set(record["finish"]) == {
@@ -214,7 +216,8 @@ def test_an_estimate_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("meshwright.api._train.REPORT_SECONDS", 0.0)
     monkeypatch.setattr("meshwright.api._live_finish.finish_of", lambda *_, **__: 1 / 0)
     events = []
-    run = mw.train("linear", on="1xCPU", steps=10, folder=tmp_path / "run", on_event=events.append)
+    how = {"on": "1xCPU", "steps": 10, "folder": tmp_path / "run", "overrides": OFTEN}
+    run = mw.train("linear", on_event=events.append, **how)
     assert run.measurement.steps == 10
     (said,) = [event for event in events if isinstance(event, Noticed) and event.kind == "disk"]
     assert "could not be estimated: ZeroDivisionError" in said.message

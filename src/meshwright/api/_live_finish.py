@@ -86,13 +86,14 @@ class LiveFinish:
     def estimate(self) -> Iterator[Event]:
         """Yield the estimate, which run.json then has, and a line for the log if it is time.
 
-        Nothing is yielded while too few steps are timed, without a prediction, and after the last step.
+        Nothing is yielded while too few steps are timed, or the first checkpoint is near and its seconds are
+        not known; without a prediction; and after the last step.
         """
         last, weighing = self._last, self._weighing
         if last is None or len(self._steps) < LEAST_STEPS or last.step >= last.steps:
             return
         work = self._work(last)
-        if work is None:
+        if work is None or self._waits_for_checkpoint(work):
             return
         from meshwright.trainer.loop import FinishEstimated, Noticed
 
@@ -128,6 +129,13 @@ class LiveFinish:
             self._said = self._now()
             hint = "; ".join(note for note in finish.notes if note.startswith("as configured"))
             yield Noticed(step=last.step, kind="finish", message=line, hint=hint)
+
+    def _waits_for_checkpoint(self, work: Workload) -> bool:
+        """Return whether the first checkpoint will soon say what nothing else does: how long steps wait."""
+        if self._blocked or work.copy_seconds is not None or work.save_every is None:
+            return False
+        soon = work.save_every * work.step_seconds.expected < EVERY_SECONDS
+        return soon and self._num_steps < 2 * work.save_every
 
     def _work(self, last: StepDone) -> Workload | None:
         """Return what is left to do, at the run's own pace; None without a prediction."""

@@ -30,8 +30,8 @@ from meshwright.units import format_seconds
 from ._live_finish import LiveFinish
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
-from ._reporting import check_trackers, reporting
 from ._run_log import FolderLog
+from ._trackers import check_trackers, reported
 
 if TYPE_CHECKING:
     from meshwright.config import Layout
@@ -147,7 +147,7 @@ def train(
         with KeptRun(held, run, fleet.name, num_steps).ending() as kept, ExitStack() as stack:
             weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
             _add_to_record(kept, weighing, on_event)
-            told = reporting(session.trackers, weighing, kept.number, held, on_event)
+            told = reported(session.trackers, weighing, kept.number, held, on_event)
             on_event = stack.enter_context(told)
             live = LiveFinish(weighing, kept, _listener(weighing, on_event))
             request = RunRequest(

@@ -48,6 +48,7 @@ PARTS = {
     "waiting": "waiting for hosts",
     "start": "start",
 }  # what the time of a run goes to beside its steps, in words
+LEAST_LIKELY = 0.01  # a kind of restart that one's own restarts make less likely is not drawn
 LEAST_NOTED = 0.005  # of the time: what another period of checkpoints must save to be named
 Restart = Literal["automatic", "manual"]
 KINDS: tuple[Restart, ...] = ("automatic", "manual")
@@ -248,18 +249,24 @@ class Finish:
         lines = (beside, *self.notes, f"not known: {'; '.join(self.questions)}" if self.questions else "")
         return (words, *(line for line in lines if line))
 
+    def short_texts(self, now: datetime) -> tuple[str, str]:
+        """Return the day by which half of all runs end, and the useful share: ("12 Mar", "94.6 %")."""
+        if self.never:
+            return "never", "-"
+        return self._moment(self.seconds.expected, now), f"{100 * self.useful_share.expected:.1f} %"
+
+    def _moment(self, seconds: float, now: datetime) -> str:
+        """Return the day after so many seconds in words; the time of the day for a run of less than a day."""
+        if self.start is None and (self.seconds.high or self.seconds.expected) < DAY:
+            return f"{now + timedelta(seconds=seconds):%H:%M}"
+        return day_words(self.day(seconds, now), now.date())
+
     def _days_in_words(self, now: datetime) -> str:
-        seconds, today = self.seconds, now.date()
-        if self.start is None and (seconds.high or seconds.expected) < DAY:
-            low, expected, high = (
-                None if at is None else f"{now + timedelta(seconds=at):%H:%M}"
-                for at in (seconds.low, seconds.expected, seconds.high)
-            )
-        else:
-            low, expected, high = (
-                None if at is None else day_words(self.day(at, now), today)
-                for at in (seconds.low, seconds.expected, seconds.high)
-            )
+        seconds = self.seconds
+        low, expected, high = (
+            None if at is None else self._moment(at, now)
+            for at in (seconds.low, seconds.expected, seconds.high)
+        )
         if expected == low and high in (low, None) and self.day(seconds.expected, now) == date.max:
             return expected or ""
         if high is None:
@@ -386,8 +393,8 @@ def _kinds(operations: Operations, own: OwnHistory, without: Sequence[str]) -> d
     likely = {kind: LogNormal.of(kind, without).log_likelihood(own.restart_seconds) for kind in KINDS}
     most = max(likely.values())
     weights = {kind: math.exp(each - most) for kind, each in likely.items()}
-    draws = {kind: round(2 * DRAWS * weight / sum(weights.values())) for kind, weight in weights.items()}
-    return {kind: count for kind, count in draws.items() if count}
+    shares = {kind: weight / sum(weights.values()) for kind, weight in weights.items()}
+    return {kind: round(2 * DRAWS * share) for kind, share in shares.items() if share >= LEAST_LIKELY}
 
 
 def _runs(
