@@ -140,8 +140,7 @@ def train(
     as_json: JsonFlag = False,
 ) -> None:
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
-    every = None if log_every is None else LogEvery.parse(log_every)
-    trackers = _trackers_in(report_to)
+    every, trackers = None if log_every is None else LogEvery.parse(log_every), _trackers_in(report_to)
     if resume and folder is None:
         config, folder = _run_to_resume(config)
     if restarts:
