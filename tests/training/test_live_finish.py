@@ -124,6 +124,18 @@ def test_its_own_steps_and_evaluations_replace_what_was_predicted(weighing):
     assert longer == pytest.approx(1 + 6000 / every, rel=0.1)
 
 
+def test_a_pace_that_drifts_widens_the_interval(weighing):
+    steady = [1.0, 1.4] * 50
+    found = []
+    for seconds in (steady, sorted(steady)):  # the same steps, alternating and slower in the end
+        run = Run(weighing)
+        for number, each in enumerate([1.0, 1.0, *seconds], start=1):
+            run.step(number, seconds=each)
+        figures = run.estimate()[0].figures
+        found.append(figures["finish_seconds_left_high"] / figures["finish_seconds_left"])
+    assert found[1] > found[0] + 0.1
+
+
 def test_its_own_checkpoints_and_the_period_that_it_has_count(weighing):
     made = {}
     for blocked in (1.0, 600.0):
