@@ -67,9 +67,10 @@ class Run:
 
     def estimate(self):
         """The estimate, and the lines of the log."""
-        found = list(self.live.estimate())
-        (estimate,) = [each for each in found if isinstance(each, FinishEstimated)]
-        return estimate, [each for each in found if isinstance(each, Noticed)]
+        before = len(self.events)
+        (estimate,) = self.live.estimate()
+        assert isinstance(estimate, FinishEstimated)
+        return estimate, [each for each in self.events[before:] if isinstance(each, Noticed)]
 
 
 def session(hours, state="dead", words="", gap=0.0):

@@ -84,7 +84,7 @@ class LiveFinish:
         self._last, self._at = event, self._now()
 
     def estimate(self) -> Iterator[Event]:
-        """Yield the estimate, which run.json then has, and a line for the log if it is time.
+        """Yield the estimate, which run.json then has; say it to the listeners if it is time for a line.
 
         Nothing is yielded while too few steps are timed, or the first checkpoint is near and its seconds are
         not known; without a prediction; and after the last step.
@@ -128,7 +128,7 @@ class LiveFinish:
         if is_due and last.seconds_left >= LEAST_SECONDS:
             self._said = self._now()
             hint = "; ".join(note for note in finish.notes if note.startswith("as configured"))
-            yield Noticed(step=last.step, kind="finish", message=line, hint=hint)
+            self._on_event(Noticed(step=last.step, kind="finish", message=line, hint=hint))
 
     def _waits_for_checkpoint(self, work: Workload) -> bool:
         """Return whether the first checkpoint will soon say what nothing else does: how long steps wait."""
