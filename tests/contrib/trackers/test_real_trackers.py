@@ -28,6 +28,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("meshwright.api._train.REPORT_SECONDS", 0.0)  # an estimate of the finish at each step
     monkeypatch.setattr("meshwright.api._train._draw", lambda held, **_: None)
+    monkeypatch.setattr("meshwright.contrib.trackers._reporting.END_SECONDS", 600.0)  # of a loaded machine
 
     def trained(name: str):
         events = []
