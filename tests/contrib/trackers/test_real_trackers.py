@@ -193,7 +193,7 @@ def test_steps_that_a_crash_left_behind_its_checkpoint_are_dropped_by_tensorboar
     from meshwright.trainer.loop._recording import RunWriter
 
     for keep_to, steps, loss in ((-1, range(1, 9), 1.0), (4, range(5, 7), 2.0)):
-        with closing(RunFolder(tmp_path / "run", resume=keep_to > 0)) as held:
+        with closing(RunFolder(tmp_path / "run", resume=keep_to > 0, discard_steps=True)) as held:
             held.create()
             with closing(RunWriter(held, keep_to=keep_to)) as files:
                 for step in steps:
