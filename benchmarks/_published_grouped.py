@@ -59,10 +59,8 @@ MAMBA_CHUNK = 128
 BIAS_BYTES, WIDE_BIAS_BYTES, BOUND_BYTES, BOUND_AGAIN_BYTES = 28.0, 68.0, 36.0, 16.0
 # What `repeats` computes again: a norm for each part of a layer, or the activation.
 NORM_AGAIN_BYTES, ACTIVATION_AGAIN_BYTES, PLAIN_AGAIN_BYTES = 4.0, 6.0, 4.0
-# A step in one graph keeps what experts save in pages (moe_paged_stash): by chosen experts, the input (1 byte
-# of its width), the gated units (2 bytes of twice the experts' width) and the hidden ones (1 byte) are copied
-# there and back, each read and written.
-STASHED_COPIES = 4
+# Not counted: a step in one graph keeps what experts save in pages, and copies it there and back on a stream
+# of its own (megatron/core/transformer/moe/paged_stash.py), beside the kernels around the experts.
 # Launches of a layer and microbatch by local expert: Transformer Engine's grouped linear layers cast, swizzle
 # scales and multiply each expert by itself (transformer_engine/pytorch/module/grouped_linear.py): forward 4
 # of each of two layers, backward 7. Each asks cuBLAS for a heuristic or allocates: between the 5 us of a
@@ -144,12 +142,6 @@ def experts_bytes(sizes: Sizes, kernels: Kernels) -> float:
         hidden += ACTIVATION_AGAIN_BYTES if model.mlp == "gated" else PLAIN_AGAIN_BYTES
         hidden += BOUND_AGAIN_BYTES if model.gate_limit is not None else 0.0
     return rows * model.embed_dim + hidden * chosen * model.mlp_dim
-
-
-def stashed_bytes(sizes: Sizes) -> float:
-    """Return the bytes of a token in a layer of experts that copies to pages and back read and write."""
-    model = sizes.model
-    return STASHED_COPIES * (model.experts_per_token or 0) * (model.embed_dim + 5 * model.mlp_dim)
 
 
 def launch_seconds(sizes: Sizes) -> float:

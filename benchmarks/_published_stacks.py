@@ -23,7 +23,6 @@ from _published_grouped import (
     grouped_seconds,
     launch_seconds,
     layer_bytes,
-    stashed_bytes,
 )
 from _published_sizes import Sizes
 from _published_tensor import seconds_in_pieces, waited_seconds
@@ -285,10 +284,7 @@ def seconds_of_experts(
     if stack.narrow_attention:
         share = NARROW_ATTENTION[64 if sizes.model.head_dim <= 64 else 128]
         added["attention in 8 bits"] = (share - 1) * exposed.get("attention", 0.0)
-    if stack.graphs == "whole":
-        stashed = of_experts * sizes.tokens_of_experts * stashed_bytes(sizes) / _copied_per_second(machine)
-        added["what experts save copied to pages"] = stashed
-    elif stack.waits_for_counts:
+    if stack.graphs != "whole" and stack.waits_for_counts:
         around = 0.0 if stack.graphs else 0.75 * HOST_LAYER_SECONDS  # of a layer without a repeat
         moved = sizes.tokens_of_experts * experts_bytes(sizes, _kernels_of_experts(stack, precision))
         device = measured + moved / _copied_per_second(machine)
