@@ -241,7 +241,10 @@ def _on_one_device(
         elif context.fp8:
             matrices = {name: narrowed(w, context.dtype) for name, w in matrices.items()}
         run = Run(axes, mlp, config, context)
-        return dropless(tokens, weights, {**matrices, **biases}, order, run).reshape(x.shape), balance
+        dispatch = dropless
+        if context.expert_hosts > 1:
+            from .host_dispatch import over_hosts as dispatch
+        return dispatch(tokens, weights, {**matrices, **biases}, order, run).reshape(x.shape), balance
     num_slots = num_experts * capacity
     places = places_of(order.expert * capacity + order.rank, kept, num_slots)
     arrived = exchange(send(tokens, places).reshape(num_experts, capacity, -1), context)
