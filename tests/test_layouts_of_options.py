@@ -93,7 +93,6 @@ class Case:
     model: str = "two tables"
     microbatches: int = 1
     fold_experts: str = "none"
-    expert_hosts: int = 1
 
     def __str__(self) -> str:
         told = [str(self.layout)]
@@ -101,7 +100,6 @@ class Case:
         told += [self.precision, f"sum {self.gradient_sum}", self.remat]
         told += [self.layer_loop] if self.layer_loop else []
         told += [f"folded over {self.fold_experts}"] * (self.fold_experts != "none")
-        told += [f"over {self.expert_hosts} hosts"] * (self.expert_hosts > 1)
         return "; ".join([*told, self.model, f"{self.microbatches} microbatches"])
 
     @property
@@ -128,7 +126,6 @@ class Case:
         told = [*SIZES, *sizes, f"layout={self.layout}", f"batch.microbatch_sequences={rows}"]
         chosen = ("zero1", "precision", "gradient_sum", "remat", "fold_experts")
         told += [f"{name}={str(getattr(self, name)).lower()}" for name in chosen]
-        told += [f"expert_hosts={self.expert_hosts}"] * (self.expert_hosts > 1)
         told += [f"pipeline={self.schedule}", f"pipeline_chunks={self.chunks}"] * bool(self.schedule)
         return [*told, *[f"layer_loop={self.layer_loop}"] * bool(self.layer_loop)]
 
@@ -301,13 +298,16 @@ def told(row: dict[str, object]) -> Case:
     return next(each for each in cover()[0] if row.items() <= asdict(each).items())
 
 
+EVERY_TIME = TELLING[1:3]  # other tests below train these too, and `BESIDE` has stages and ZeRO-1
+
+
 def marks_of(case: Case) -> list[pytest.MarkDecorator]:
-    """`make test` runs the first case that has the values of each row of `TELLING`.
+    """`make test` runs the first case that has the values of each row of `EVERY_TIME`.
 
     `make test-long` runs pipelines with groups of three and four blocks, which take longest to compile.
     """
     is_deep = case.schedule and case.remat in ("full-every-3", "full-every-4")
-    return [] if case in map(told, TELLING) else [pytest.mark.long if is_deep else pytest.mark.wide]
+    return [] if case in map(told, EVERY_TIME) else [pytest.mark.long if is_deep else pytest.mark.wide]
 
 
 STAGED = {"schedule": "1f1b", "chunks": 1, "layer_loop": None, "microbatches": MICROBATCHES}
@@ -316,7 +316,6 @@ BESIDE = (
     Case(model="experts", data=2, expert=2, tensor=2, zero1=True, microbatches=4, fold_experts="tensor"),
     Case(model="experts", fsdp=2, context=2, tensor=2, microbatches=4, fold_experts="both"),
     Case(model="experts, dense first", context=2, expert=2, fold_experts="context", **STAGED),
-    Case(model="experts", expert=4, expert_hosts=2, **STAGED),
     Case(model="tied, experts, dense first", context=2, tensor=2, remat="full", **STAGED),
     Case(
         model="experts, dense first", fsdp=2, expert=2, **{**STAGED, "schedule": "gpipe", "microbatches": 1}

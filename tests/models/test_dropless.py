@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import meshwright as mw
-from meshwright.config import Layout, TransformerModel, hosts_of_experts, load_config, sent_rows
-from meshwright.errors import InputError
+from meshwright.config import TransformerModel, sent_rows
 from meshwright.trainer.models.eight_bits import narrowed
 from meshwright.trainer.models.experts import expert_mlp, expert_parameters
 from meshwright.trainer.models.grouped_products import (
@@ -23,8 +21,6 @@ from meshwright.trainer.models.grouped_products import (
 from meshwright.worker import count_traced
 
 pytestmark = pytest.mark.quick
-LINKS = ("inside", "between")
-NO_FACTOR = ["model.num_experts=8", "model.capacity_factor=none"]
 
 EMBED, EXPERTS, WIDTH = 32, 8, 16
 MODEL = TransformerModel(
@@ -61,8 +57,19 @@ def rows_in_tiles(width, seed):
     return jnp.array(x), tiles
 
 
-@pytest.mark.parametrize("how", [LOOP, KERNEL], ids=["loop", "kernel"])
-@pytest.mark.parametrize("axes", [Axes(0, 1), Axes(0, 2), Axes(1, 0), Axes(1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("how", "axes"),
+    [
+        pytest.param(LOOP, Axes(0, 1), id="loop, as declared"),
+        pytest.param(LOOP, Axes(1, 2), id="loop, experts second, summed last"),
+        pytest.param(KERNEL, Axes(0, 2), id="kernel, summed last"),
+        pytest.param(KERNEL, Axes(1, 0), id="kernel, experts second"),
+        pytest.param(LOOP, Axes(0, 2), id="loop, summed last", marks=pytest.mark.wide),
+        pytest.param(LOOP, Axes(1, 0), id="loop, experts second", marks=pytest.mark.wide),
+        pytest.param(KERNEL, Axes(0, 1), id="kernel, as declared", marks=pytest.mark.wide),
+        pytest.param(KERNEL, Axes(1, 2), id="kernel, experts second, summed last", marks=pytest.mark.wide),
+    ],
+)
 def test_each_row_meets_the_matrix_of_its_expert(how, axes):
     (x, tiles), (gradient, _) = rows_in_tiles(EMBED, 1), rows_in_tiles(48, 2)
     matrices = normal(5, EMBED, 48)
@@ -161,20 +168,17 @@ SPREADS = {
 }
 
 
-# Over so many hosts: of four devices, and of two.
-OVER_HOSTS = [
-    ({"expert": 8}, 2),
-    ({"expert": 8}, 4),
-    ({"expert": 4, "tensor": 2}, 2),
-    ({"data": 2, "expert": 4}, 2),
-    ({"fsdp": 2, "expert": 4}, 2),
-]
-
-
-@pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize(("layout", "hosts"), [*((layout, 1) for layout in LAYOUTS), *OVER_HOSTS], ids=str)
-def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, hosts, spread, context):
-    run, layer = dataclasses.replace(context(**layout), expert_hosts=hosts), layer_of()
+@pytest.mark.parametrize(
+    ("layout", "spread"),
+    [  # `make test` has each layout once, and each spread
+        pytest.param(layout, spread, marks=() if place % 3 == number else pytest.mark.wide)
+        for place, layout in enumerate(LAYOUTS)
+        for number, spread in enumerate(SPREADS)
+    ],
+    ids=str,
+)
+def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
+    run, layer = context(**layout), layer_of()
     x, direction = normal(8, 12, EMBED, seed=7), normal(8, 12, EMBED, seed=8)
     x[..., 0] = 1  # so that a row of the router adds to all scores
     layer["router"] = layer["router"].at[0].set(SPREADS[spread])
@@ -251,59 +255,3 @@ def test_eight_bits_of_an_odd_width_are_multiplied_wider(context):
     on_gpu = dataclasses.replace(run, platform="cuda", compute_capability=(9, 0))
     results = [expert_mlp(x, layer, model, each)[0] for each in (run, on_gpu)]
     np.testing.assert_array_equal(*results)
-
-
-# Over hosts
-
-
-def test_a_token_crosses_once_to_each_host_and_the_ledger_says_so():
-    """By choice, half of 4 choices cross to the other host; once to it, nearly each token does."""
-    sent = {}
-    for hosts in (None, 1):
-        told = [*NO_FACTOR, "model.experts_per_token=4", f"expert_hosts={hosts or 'none'}"]
-        weighed = mw.weigh("bytes-moe", on="2x4xCPU", layout="expert=8", overrides=told)
-        found = [each for each in weighed.ledger.traffic if each.kind == "all-to-all"]
-        sent[hosts] = {link: sum(e.crossing_bytes for e in found if e.link == link) for link in LINKS}
-        links = {each.link for each in found if each.axes == ("expert",)}
-        assert links == set(LINKS if hosts is None else LINKS[1:])
-    assert sent[None]["inside"] == 0
-    # 0.986 of the tokens need a given one of the hosts, with the spare rows of both; and weights and numbers.
-    assert sent[None]["between"] < 0.75 * sent[1]["between"]
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("expert_hosts=3", "8 devices of expert do not lie in 3 hosts of several each"),
-        ("expert_hosts=8", "use expert_hosts = 1 or 2 or 4, or leave it out"),
-    ],
-)
-def test_hosts_divide_the_devices_of_experts(override, words):
-    with pytest.raises(InputError) as refused:
-        mw.weigh("bytes-moe", on="8xCPU", layout="expert=8", overrides=[*NO_FACTOR, override])
-    assert words in f"{refused.value} {refused.value.hint}"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["model.capacity_factor=1.0", "expert_hosts=2"], "with a capacity factor each expert has a buffer"),
-        ([*NO_FACTOR, "fold_experts=tensor", "expert_hosts=2"], "other axes have experts too"),
-    ],
-)
-def test_hosts_of_experts_need_the_axis_of_experts_alone(overrides, words):
-    with pytest.raises(InputError, match=words):
-        load_config("bytes-moe", overrides)
-    with pytest.raises(InputError, match="the model has no experts"):
-        load_config("bytes-nano", ["expert_hosts=2"])
-
-
-def test_a_fleet_says_over_how_many_hosts_unless_it_is_not_worth_it():
-    run, layout = load_config("Qwen/Qwen3-30B-A3B"), Layout.parse("fsdp=2,expert=32")
-    assert [hosts_of_experts(run, layout, domain) for domain in (1, 8, 16, 32, 64)] == [1, 4, 2, 1, 1]
-    assert hosts_of_experts(run, Layout.parse("expert=16,tensor=2"), 8) == 4
-    few = load_config("mixtral-8x7b")  # 2 of 8 experts: nearly each choice lies in a host of its own
-    assert hosts_of_experts(few, Layout.parse("expert=8"), 2) == 1
-    capped = load_config("Qwen/Qwen3-30B-A3B", ["model.capacity_factor=1.0"])
-    assert hosts_of_experts(capped, layout, 8) == 1
-    assert hosts_of_experts(load_config("llama3-8b"), Layout.parse("fsdp=16"), 8) == 1

@@ -10,10 +10,7 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._expert_rows import TILE_ROWS as TILE_ROWS
-    from ._expert_rows import hosts_of_experts as hosts_of_experts
-    from ._expert_rows import needed_share as needed_share
     from ._expert_rows import sent_rows as sent_rows
-    from ._expert_rows import share_once as share_once
     from ._families import FAMILIES as FAMILIES
     from ._families import Family as Family
     from ._families import weight_parameters as weight_parameters

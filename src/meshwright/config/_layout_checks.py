@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
 
-from ._expert_rows import host_problems
 from ._layout import ACTIVATION_RULES, EXPERT_DIMS, PARAMETER_RULES, ZERO1_AXES, Layout, Ticks
 from ._lora import NF4_BLOCK
 from ._run_config import RunConfig
@@ -137,7 +136,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
             axes = tuple(axis for axis in over if layout.size(axis) > 1) or (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
-    problems += [*_context_problems(config, layout), *host_problems(config, layout)]
+    problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
 

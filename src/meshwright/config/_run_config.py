@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from meshwright.errors import InputError
 from meshwright.units import format_count
 
-from ._expert_rows import fold_problems
 from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
@@ -459,12 +458,6 @@ class RunConfig(Section):
     and the batch may have fewer than devices: `context=32` in place of `expert=32`.
     Effect: with `tensor`, matrices as wide as they are, and no gathers of experts' rows over it; with
     `context`, as many experts fewer on a device: [layouts](../explanation/layouts.md)."""
-    expert_hosts: OptionalPositive = None
-    """Hosts, or other fast domains, over which the devices of `expert` lie; a token crosses once to each.
-    From there it goes to the devices of its experts. 1 sends a row for each choice to the device of its own.
-    `none` takes the fleet's fast domains, where that sends at most three quarters of the rows.
-    Effect: fewer bytes over the network, of 8 choices over 2 hosts a quarter, for more rows inside hosts:
-    [layouts](../explanation/layouts.md#between-hosts). Unit: hosts"""
     state: StateConfig = StateConfig()
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
@@ -599,7 +592,7 @@ class RunConfig(Section):
             what = f"= {self.remat!r} has no effect on a {model.kind} model"
             yield "remat", what, 'use remat = "none"'
         yield from remat_problems(self.remat, model)
-        yield from fold_problems(self)
+        yield from self._fold_problems()
         if self.layer_loop != "auto" and not model.has_blocks:
             what = f"= {self.layer_loop!r} has no effect on a {model.kind} model"
             yield "layer_loop", what, 'use layer_loop = "auto"'
@@ -623,6 +616,15 @@ class RunConfig(Section):
         if self.precision == "fp8" and not model.has_fp8_products:
             what = f'= "fp8", but a {model.kind} model has no products in eight bits'
             yield "precision", what, 'use precision = "bf16"'
+
+    def _fold_problems(self) -> Iterator[Problem]:
+        """Yield the reasons why experts cannot be folded over other axes."""
+        if self.fold_experts != "none" and not self.model.sizes.split_dims.get("experts"):
+            what = f"= {self.fold_experts!r}, but the model has no experts"
+            yield "fold_experts", what, 'use fold_experts = "none", or set model.num_experts'
+        if self.fold_experts in ("context", "both") and self.lora.rank is not None:
+            what = f"= {self.fold_experts!r}, but frozen experts are whole over context"
+            yield "fold_experts", what, 'use fold_experts = "none" or "tensor" beside adapters'
 
     def _state_problems(self) -> Iterator[Problem]:
         """Yield formats of the state that do not go with the arithmetic, and a rounding of nothing."""

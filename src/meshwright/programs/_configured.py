@@ -18,7 +18,6 @@ from meshwright.config import (
     RunConfig,
     check_layout,
     check_precision,
-    hosts_of_experts,
     load_config,
     on_nearest_layout,
     overridden,
@@ -151,15 +150,13 @@ def run_named(
 
 
 def resolved(run: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
-    """Return a run with the batch and the hosts of experts that it has on a fleet, and its layout there.
+    """Return a run with the batch that it has on a fleet, and its layout there.
 
     Raises:
         InputError: the layout does not cover the fleet, or the run or its precision does not suit it.
     """
     layout = Layout.parse(run.layout).resolve(fleet.num_devices)
     run = resolve_batch(run, layout)
-    if run.expert_hosts is None and (hosts := hosts_of_experts(run, layout, fleet.chips_per_domain)) > 1:
-        run = run.model_copy(update={"expert_hosts": hosts})
     check_layout(run, layout)
     check_precision(run, fleet.chip)
     return run, layout

@@ -56,7 +56,6 @@ class Context:
     remat: str
     layer_loop: str = "auto"
     fold_experts: FoldedExperts = "none"
-    expert_hosts: int = 1  # domains over which experts' devices lie, to each of which a token crosses once
     zero1: bool = False  # gradients stay sharded over `data` and `context`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits
@@ -83,11 +82,6 @@ class Context:
     def expert_axes(self) -> tuple[str, ...]:
         """Return the axes of more than one device that spread whole experts, some perhaps manual outside."""
         return tuple(axis for axis in EXPERT_DIMS[self.fold_experts][1] if whole_size(self.mesh, axis) > 1)
-
-    @property
-    def expert_parts(self) -> int:
-        """Return the number of devices that split the experts."""
-        return math.prod(whole_size(self.mesh, axis) for axis in self.expert_axes)
 
     @property
     def widens(self) -> bool:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meshwright.config import TransformerModel, sent_rows
-from meshwright.sharding import axis_size
+from meshwright.sharding import axis_size, whole_size
 
 from ._base_model import Context
 from .expert_rows import Order, Places, exchange, exchange_back, is_split, matched, places_of, receive, send
@@ -56,33 +56,22 @@ Mlp = Callable[[Array, Array, Rows], Array]
 
 
 class Run(NamedTuple):
-    """Hold what the experts of a run share: the axes of their matrices, what each computes, and settings.
-
-    `groups`: the devices that exchange rows, by their number along the axes of experts; None for all.
-    `num_rows`: the choices of a device's tokens, on average; None where there are as many as weights.
-    """
+    """Hold what the experts of a run share: the axes of their matrices, what each computes, and settings."""
 
     axes: Mapping[str, Axes]
     mlp: Mlp
     config: TransformerModel
     context: Context
-    groups: tuple[tuple[int, ...], ...] | None = None
-    num_rows: int | None = None
 
     @property
     def own(self) -> int:
         """Return the number of experts on this device."""
-        return (self.config.num_experts or 0) // self.context.expert_parts
+        return (self.config.num_experts or 0) // self.parts
 
     @property
     def parts(self) -> int:
-        """Return the number of devices that exchange rows."""
-        return self.context.expert_parts if self.groups is None else len(self.groups[0])
-
-    @property
-    def exchanging(self) -> tuple[str, ...]:
-        """Return the axes along which devices run the same number of rounds."""
-        return self.context.expert_axes + ("tensor",) * is_split("tensor", self.context)
+        """Return the number of devices that split the experts."""
+        return math.prod(whole_size(self.context.mesh, axis) for axis in self.context.expert_axes)
 
     @property
     def senders(self) -> int:
@@ -130,23 +119,23 @@ def dropless(
     """
     if run.senders == 1:
         return _on_its_own(tokens, weights, matrices, order, run)
-    num_rows = weights.size if run.num_rows is None else run.num_rows
-    fair = num_rows / run.parts
+    fair = weights.size / run.parts
     most = tokens.shape[0] * min(weights.shape[1], run.own)  # rows of this device that another may be sent
-    first = num_rows if run.parts == 1 else min(most, math.ceil(sent_rows(fair)))
+    first = weights.size if run.parts == 1 else min(most, math.ceil(sent_rows(fair)))
     later = math.ceil(LATER * first)
     rest: Array | float = 0.0
     if first < most and run.parts > 1:
         fullest = jnp.max(order.counts.reshape(-1, run.own).sum(axis=1))
-        left = jnp.maximum(jax.lax.pmax(fullest, run.exchanging) - first, 0)
+        exchanging = run.context.expert_axes + ("tensor",) * is_split("tensor", run.context)
+        left = jnp.maximum(jax.lax.pmax(fullest, exchanging) - first, 0)
 
         def one_of_rest(i: Array, tokens: Array, weights: Array, matrices: Matrices, order: Order) -> Array:
             how = run.grouping(run.senders * later)
             return _round(tokens, weights, matrices, order, first + i * later, later, how, run)
 
         arrays = (tokens, weights, matrices)
-        tokens, weights, matrices, rest = with_rest(one_of_rest, (left + later - 1) // later, order, *arrays)
-    how = run.grouping(num_rows * run.senders // run.parts)
+        tokens, weights, matrices, rest = _with_rest(one_of_rest, (left + later - 1) // later, order, *arrays)
+    how = run.grouping(weights.size * run.senders // run.parts)
     return _round(tokens, weights, matrices, order, jnp.int32(0), first, how, run) + rest
 
 
@@ -179,17 +168,15 @@ def _round(
     starts = jnp.cumsum(counts, axis=1) - counts
     number = starts.reshape(-1)[order.expert] + order.rank - low
     slots = order.expert // run.own * size + number
-    is_placed = (number >= 0) & (number < size)
-    is_placed = is_placed if order.is_chosen is None else is_placed & order.is_chosen
-    places = places_of(slots, is_placed, run.parts * size)
-    arrived = exchange(send(tokens, places).reshape(run.parts, size, -1), run.context, run.groups)
-    factors = exchange(matched(weights, places).reshape(run.parts, size, 1), run.context, run.groups)
+    places = places_of(slots, (number >= 0) & (number < size), run.parts * size)
+    arrived = exchange(send(tokens, places).reshape(run.parts, size, -1), run.context)
+    factors = exchange(matched(weights, places).reshape(run.parts, size, 1), run.context)
     edges = (jnp.clip(edge - low, 0, size)[:, None] for edge in (starts, starts + counts))
-    begin, end = (exchange(edge, run.context, run.groups).reshape(-1, run.own) for edge in edges)
+    begin, end = (exchange(edge, run.context).reshape(-1, run.own) for edge in edges)
     within, tiles = _tiled(begin, end, size, how)
     rows = send(arrived.reshape(-1, arrived.shape[-1]), within)
     out = run.in_tiles(rows, send(factors.reshape(-1, 1), within), matrices, tiles, how)
-    out = exchange_back(receive(out, within).reshape(arrived.shape), run.context, run.groups)
+    out = exchange_back(receive(out, within).reshape(arrived.shape), run.context)
     return receive(out.reshape(run.parts * size, -1), places)
 
 
@@ -215,22 +202,21 @@ def _tiled(
     return places_of(slots.reshape(-1, 1), is_filled.reshape(-1, 1), num_slots), tiles
 
 
-def with_rest(
+def _with_rest(
     one: Callable[..., Array],
     num_rounds: Array,
-    order: Any,
+    order: Order,
     tokens: Array,
     weights: Array,
     matrices: Matrices,
 ) -> tuple[Array, Array, Matrices, Array]:
     """Return tokens, weights and matrices as they are, and the sum of `one(i, ...)` over all rounds.
 
-    The gradients of the first round, which uses what is returned, are added to where they lie. `order` is
-    handed on, and has no gradient.
+    The gradients of the first round, which uses what is returned, are added to where they lie.
     """
 
     @jax.custom_vjp
-    def use(order: Any, num_rounds: Array, *arrays: Any) -> tuple[Any, ...]:
+    def use(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, ...]:
         def add(state: tuple[Array, Array]) -> tuple[Array, Array]:
             i, total = state
             return i + 1, total + one(i, *arrays, order)
@@ -240,7 +226,7 @@ def with_rest(
             _, total = jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)
         return *arrays, total
 
-    def forward(order: Any, num_rounds: Array, *arrays: Any) -> tuple[Any, Any]:
+    def forward(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, Any]:
         return use(order, num_rounds, *arrays), (order, num_rounds, arrays)
 
     def backward(saved: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -19,8 +19,6 @@ from meshwright.sharding import axis_size
 from ._base_model import Context
 from .rematerialisation import EXPERTS
 
-Groups = tuple[tuple[int, ...], ...]
-
 
 class Places(NamedTuple):
     """The mapping between choices and buffer slots, in both directions.
@@ -35,15 +33,11 @@ class Places(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The expert of each choice, how many earlier tokens chose it, and how many tokens chose each expert.
-
-    `is_chosen`: which choices are any; None where all are.
-    """
+    """The expert of each choice, how many earlier tokens chose it, and how many tokens chose each expert."""
 
     expert: Int[Array, "tokens choices"]
     rank: Int[Array, "tokens choices"]
     counts: Int[Array, " experts"]
-    is_chosen: Bool[Array, "tokens choices"] | None = None
 
 
 def order_of(chosen: Bool[Array, "tokens choices experts"]) -> Order:
@@ -106,17 +100,14 @@ def is_split(axis: str, context: Context) -> bool:
     return axis not in context.expert_axes and axis_size(context.mesh, axis) > 1
 
 
-def exchange(buffers: Array, context: Context, groups: Groups | None = None) -> Array:
+def exchange(buffers: Array, context: Context) -> Array:
     """Exchange [parts, slots, ...] of own tokens for [own parts, slots of all devices, ...].
 
     A part is one expert's buffer, or the buffer of all experts of a device. Buffers that crossed `expert` may
-    be saved for the backward pass; others are filled again there. `groups`: the devices that exchange, by
-    their numbers along the axes of experts; None for all.
+    be saved for the backward pass; others are filled again there.
     """
     if context.expert_axes:
-        buffers = jax.lax.all_to_all(
-            buffers, context.expert_axes, split_axis=0, concat_axis=1, axis_index_groups=groups, tiled=True
-        )
+        buffers = jax.lax.all_to_all(buffers, context.expert_axes, split_axis=0, concat_axis=1, tiled=True)
         buffers = checkpoint_name(buffers, "expert_tokens")
         buffers = checkpoint_name(buffers, EXPERTS)  # as shards; gathered over `tensor` again
     if is_split("tensor", context):
@@ -124,12 +115,10 @@ def exchange(buffers: Array, context: Context, groups: Groups | None = None) -> 
     return buffers
 
 
-def exchange_back(out: Array, context: Context, groups: Groups | None = None) -> Array:
+def exchange_back(out: Array, context: Context) -> Array:
     """Return the results of all devices' slots to them: the sum over `tensor`, by `exchange` reversed."""
     if is_split("tensor", context):
         out = jax.lax.psum_scatter(out, "tensor", scatter_dimension=1, tiled=True)
     if context.expert_axes:
-        out = jax.lax.all_to_all(
-            out, context.expert_axes, split_axis=1, concat_axis=0, axis_index_groups=groups, tiled=True
-        )
+        out = jax.lax.all_to_all(out, context.expert_axes, split_axis=1, concat_axis=0, tiled=True)
     return out

@@ -32,7 +32,6 @@ from .dropless import Rows, Run, dropless
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
 from .grouped_products import Axes
-from .host_dispatch import over_hosts
 from .loss import Balance
 from .norms import normalised
 from .products import product as matrix_product
@@ -242,8 +241,7 @@ def _on_one_device(
         elif context.fp8:
             matrices = {name: narrowed(w, context.dtype) for name, w in matrices.items()}
         run = Run(axes, mlp, config, context)
-        dispatch = over_hosts if context.expert_hosts > 1 else dropless
-        return dispatch(tokens, weights, {**matrices, **biases}, order, run).reshape(x.shape), balance
+        return dropless(tokens, weights, {**matrices, **biases}, order, run).reshape(x.shape), balance
     num_slots = num_experts * capacity
     places = places_of(order.expert * capacity + order.rank, kept, num_slots)
     arrived = exchange(send(tokens, places).reshape(num_experts, capacity, -1), context)
