@@ -27,7 +27,17 @@ from meshwright.extras import not_installed
 from meshwright.measure import WARM_UP_STEPS, StepClock
 from meshwright.trainer.launch import processes_of_this_run
 
-from ._interface import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, RunRequest, StepDone
+from ._interface import (
+    EpochDone,
+    Evaluated,
+    Event,
+    FinishEstimated,
+    FirstStepsDone,
+    Noticed,
+    NoticeKind,
+    RunRequest,
+    StepDone,
+)
 from ._run_folder import METRICS, PendingWrites, RunFolder, write_whole
 
 try:
@@ -371,9 +381,14 @@ class Recorder:
         self.emit(Noticed(step=step, kind=kind, message=message, hint=hint))
 
     def emit(self, event: Event) -> None:
-        """Pass an event to the listener, a notice to the files first; report files that cannot be written."""
+        """Pass an event to the listener, what no other call writes to the files first.
+
+        Files that cannot be written are reported.
+        """
         if isinstance(event, Noticed):
             self._files.notice(event)
+        elif isinstance(event, FinishEstimated):
+            self._files.write(event.step, "finish", event.figures)
         self._request.on_event(event)
         for why, names in self._files.writes.unreported().items():
             notice = not_written(max(self.losses, default=0), why, names)
