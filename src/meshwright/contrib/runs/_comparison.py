@@ -21,7 +21,7 @@ from meshwright.reportable import Reportable
 
 from ._found_runs import found_runs
 from ._kept_figures import KeptFigures, chosen, kept_figures
-from ._run_curves import Curve
+from ._metrics import Curve
 from ._run_record import RunRecord, run_file, run_record
 
 if TYPE_CHECKING:
@@ -231,6 +231,9 @@ def _run_side(run: RunRecord) -> ComparedSide:
     settings = figures_of(plain, label).settings if figures is None else figures.settings
     read = run.curves()
     curves = {name: read.curve(name) for name in CURVES if name in read.names}
+    notes += [f"{label}: {read.why_not}"] if read.why_not else []
+    if read.broken:
+        notes.append(f"{label}: {read.broken:,} lines of metrics.jsonl hold no step and are left out")
     cost, price = _cost(run.device_hours, run.predicted.price_per_device_hour, run.fleet)
     predicted = run.predicted
     amounts: dict[str, float | str | None] = {

@@ -28,8 +28,7 @@ from meshwright.kept_records import (
     write_entry,
 )
 
-from ._run_curves import METRICS
-from ._run_record import RunRecord, is_id, is_locked, record_of, run_file
+from ._run_record import METRICS, RunRecord, is_id, is_locked, record_of, run_file
 
 DEEPEST = 4  # levels of folders below a named one
 MOST_FOLDERS = 20_000  # looked into below one place

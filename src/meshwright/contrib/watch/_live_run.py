@@ -3,7 +3,7 @@
 Small files are read again when they change, metrics.jsonl and log.txt from where they were read last. Every
 text that leaves this module has its control and direction characters escaped.
 
-Imports: `_metrics`, `_values`, `contrib.runs`, `files`, `measure`, `report`.
+Imports: `_values`, `contrib.runs`, `files`, `measure`, `report`.
 Used by: `_shelf`, `_screen`.
 """
 
@@ -19,11 +19,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from meshwright.contrib.runs import RunRecord, run_record
+from meshwright.contrib.runs import Metrics, RunRecord, run_record
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_text, reason
 
-from ._metrics import Metrics
 from ._values import LARGEST, clean, text_at
 
 LOG_BYTES = 1 << 16  # of a log at once
@@ -192,6 +191,7 @@ class LiveRun:
         measured, config = self._measured.value or {}, self._config.value
         notes = [] if self.record is None else [clean(note) for note in self.record.notes]
         notes += [each.wrong for each in (self._config, self._measured, self._compared) if each.wrong]
+        notes += [self.metrics.why_not] if self.metrics.why_not else []
         if self.metrics.broken:
             notes.append(f"metrics.jsonl: {self.metrics.broken:,} lines hold no step and are left out.")
         settings = [] if not isinstance(config, dict) else list(_flat(config))

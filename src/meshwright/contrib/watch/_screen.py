@@ -157,8 +157,8 @@ def _lines(run: LiveRun, row: Fields, width: int) -> Iterator[str]:
         "learning_rate": ("learning rate", lambda value: f"{value:.4g}"),
     }
     for key, (name, words) in texts.items():
-        if key in window.curves and (value := _last(window.curves[key][1])) is not None:
-            yield f"{name:{LABEL}}{spark(window.curves[key][1]):{spark_width}}  {words(value)}"
+        if key in window.curves and (value := _last(window.means(key))) is not None:
+            yield f"{name:{LABEL}}{spark(window.means(key)):{spark_width}}  {words(value)}"
     if row["held_out_loss"] is not None:
         yield f"{'held-out loss':{LABEL}}{'':{spark_width}}  {row['held_out_loss']:.4g}"
     if row["finish"]:
