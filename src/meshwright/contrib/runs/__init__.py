@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._found_runs import FoundRuns as FoundRuns
     from ._found_runs import found_runs as found_runs
     from ._kept_figures import KeptFigures as KeptFigures
+    from ._kept_figures import all_named as all_named
     from ._metrics import Curve as Curve
     from ._metrics import Metrics as Metrics
     from ._run_record import RunRecord as RunRecord

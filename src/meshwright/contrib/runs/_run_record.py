@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ._metrics import Metrics
 
 LOCK, TAGS, LOG, NOTICES, MEASUREMENT = ".lock", "tags.json", "log.txt", "notices.jsonl", "measurement.json"
-METRICS = "metrics.jsonl"
+METRICS, PHASES = "metrics.jsonl", "phases.json"
 TAIL_BYTES = 2**16  # at the end of metrics.jsonl
 MOST_NOTICES = 1000
 SILENT_SECONDS = 600.0
@@ -156,8 +156,10 @@ class RunRecord(OneLine):
         return tuple(entry for line in lines if (entry := _entry_of(line)) is not None)
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds of each phase of the last session; empty until it has ended."""
-        found = self._measurement().get("seconds_by_phase")
+        """Return the seconds of each phase of the last session, so far if it has not ended."""
+        found = _read_table(self.folder / PHASES)
+        if self.state in ("finished", "stopped") or not found:
+            found = self._measurement().get("seconds_by_phase")
         return {str(name): float(value) for name, value in _table(found).items() if _is_number(value)}
 
     def samples(self) -> tuple[tuple[str, str], ...]:

@@ -161,6 +161,9 @@ def _lines(run: LiveRun, row: Fields, width: int) -> Iterator[str]:
             yield f"{name:{LABEL}}{spark(window.means(key)):{spark_width}}  {words(value)}"
     if row["held_out_loss"] is not None:
         yield f"{'held-out loss':{LABEL}}{'':{spark_width}}  {row['held_out_loss']:.4g}"
+    if phases := run.phases()[:MOST_TOLD]:
+        whole = sum(seconds for _, seconds in run.phases()) or 1.0
+        yield f"{'time so far':{LABEL}}{', '.join(f'{name} {100 * s / whole:.0f} %' for name, s in phases)}"
     if row["finish"]:
         yield f"{'finish':{LABEL}}{row['finish']}"
 

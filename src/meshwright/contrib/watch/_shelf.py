@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.contrib.runs import Buckets, Have
+from meshwright.contrib.runs import Buckets, Have, RunRecord, all_named, found_runs
 from meshwright.errors import InputError
 from meshwright.files import MOST_JSON_BYTES, parsed_json
 
@@ -208,20 +208,31 @@ def _sweep(path: Path, fields: Any, ids: Mapping[str, str]) -> Fields | None:
 def folders_of(words: Sequence[str]) -> list[Path]:
     """Return the folders that the words name; without words, runs/ of the working directory.
 
+    A word is a folder that holds runs, or the id, the name or a tag of known runs: all that have it.
+
     Raises:
-        InputError: a word names no folder that holds a run.
+        InputError: a word names no run, or one whose folder is not here.
     """
-    if not words:
-        return [Path("runs")]
+    known: Sequence[RunRecord] | None = None
+    folders: list[Path] = []
     for word in words:
         path = Path(word)
-        if not path.is_dir():
-            what = "is not there" if not path.exists() else "is not a folder"
-            raise InputError(f"{word} {what}", hint="name a run's folder, as in `meshwright watch runs/NAME`")
-        if not any(True for _ in _found([path], {})):
-            hint = "name a run's folder, a folder of runs, or a sweep's; or start the run first"
-            raise InputError(f"{word} holds no run", hint=hint)
-    return [Path(word) for word in words]
+        if path.is_dir() and any(True for _ in _found([path], {})):
+            folders.append(path)
+            continue
+        known = found_runs().runs if known is None else known
+        named = all_named(word, known)
+        if not named:
+            what = "holds no run" if path.is_dir() else "is no folder"
+            hint = "`meshwright runs` lists them; name a run, or a folder of runs; or start the run first"
+            raise InputError(f"{word} {what}, and no run has that id, name or tag", hint=hint)
+        here = [run.folder for run in named if run.state != "gone"]
+        if not here:
+            raise InputError(
+                f"{word} is not here: {named[0].words}", hint="name the folder that it is in now"
+            )
+        folders += here
+    return folders or [Path("runs")]
 
 
 def as_json(fields: object) -> str:
