@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ MOST_LOADED = 72
 MOST_LOADED_COLD = 90  # modules that it loads where it compiles and reckons
 MOST_PARAMETERS = 8  # of a verb
 MOST_PRIVATE = 57  # test files that import private modules
+MOST_ROWS = 12  # of the table of commands in the README
 
 OURS = "sorted(name for name in sys.modules if name.partition('.')[0] == 'meshwright')"
 COMMAND = f"""
@@ -123,6 +125,8 @@ def figures() -> Iterator[Figure]:
     yield Figure(what="lines in tests", number=sum(tests.values()))
     private = sum(map(_imports_private_modules, tests))
     yield Figure(what="test files that import private modules", number=private, limit=MOST_PRIVATE)
+    rows = re.findall(r"^\| `meshwright ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    yield Figure(what="rows in README's table of commands", number=len(rows), limit=MOST_ROWS)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -268,12 +268,32 @@ EXAONE = {
     **{"reorder_qk_norm": True, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "sliding_window": 4096},
     **{"sliding_window_pattern": "LLLG", "vocab_size": 102400, "max_window_layers": 64},
 }
+NEMOTRON = {
+    **{"model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2},
+    **{"head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856, "layer_norm_epsilon": 1e-05},
+    **{"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"},
+    **{"mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64, "mlp_hidden_act": "relu2"},
+    **{"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_groups": 8},
+    **{"n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": True},
+    **{"num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52},
+    **{"num_key_value_heads": 2, "routed_scaling_factor": 2.5, "ssm_state_size": 128, "vocab_size": 131072},
+}
+STARCODER = {
+    **{"model_type": "starcoder2", "activation_function": "gelu", "hidden_act": "gelu_pytorch_tanh"},
+    **{"hidden_size": 4608, "intermediate_size": 18432, "layer_norm_epsilon": 1e-05, "norm_epsilon": 1e-05},
+    **{"mlp_type": "default", "norm_type": "layer_norm", "num_attention_heads": 36, "num_hidden_layers": 32},
+    **{"num_key_value_heads": 4, "rope_theta": 1000000, "sliding_window": 4096, "use_bias": True},
+    "vocab_size": 49152,
+}
 
 
 @pytest.mark.parametrize(
     ("tree", "total", "active"),  # billions of parameters that the models' pages state
-    [(MINIMAX, 230, 10), (ERNIE, 21, 3), (HUNYUAN, 80, 13), (EXAONE, 32, 32)],
-    ids=["minimax", "ernie", "hunyuan", "exaone"],
+    [
+        *((MINIMAX, 230, 10), (ERNIE, 21, 3), (HUNYUAN, 80, 13), (EXAONE, 32, 32)),
+        *((NEMOTRON, 31.6, 3.6), (STARCODER, 7.17, 7.17)),
+    ],
+    ids=["minimax", "ernie", "hunyuan", "exaone", "nemotron", "starcoder"],
 )
 def test_the_keys_of_a_published_file_are_understood(tree, total, active, folder_of):
     model = load_config(folder_of(tree)).model
@@ -304,6 +324,7 @@ def test_what_files_say_of_layers_and_positions_is_read(folder_of):
         ({**ERNIE, "moe_layer_end_index": 20}, "moe_layer_end_index = 20"),
         ({**HUNYUAN, "moe_topk": [8, 4] * 16}, "moe_topk = "),
         ({**EXAONE, "sliding_window_pattern": "LLGL"}, "LLGL"),
+        ({**NEMOTRON, "norm_eps": 1e-06}, "norm_eps = 1e-06, layer_norm_epsilon = 1e-05"),
         (
             {
                 **{**PUBLISHED["Llama-3.1-8B"][0], "model_type": "smollm3", "rope_scaling": None},

@@ -97,7 +97,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         raise _not_known(tree, where)
     family, tree = FAMILIES[name], {**tree, "model_type": name}
     check_heads(tree, where)
-    given = _given(tree, family)
+    given = _given(tree, family, where)
     unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
     for ours, theirs in family.keys.items():
@@ -181,12 +181,19 @@ def reads_text_alone(tree: Tree) -> bool:
     return inner is not tree and family_of(inner) is not None and family_of(tree) is None
 
 
-def _given(tree: Tree, family: Family) -> dict[str, Any]:
-    """Return the keys of a file with those that it leaves out, without null; a null switch is off."""
+def _given(tree: Tree, family: Family, where: str) -> dict[str, Any]:
+    """Return the keys of a file, and the defaults of keys that it lacks, without null; a null switch is off.
+
+    Raises NotUnderstood if the file gives two names of one key different values.
+    """
     named = dict(tree)
     for other, key in family.synonyms.items():
-        if (value := named.pop(other, None)) is not None and named.get(key) is None:
+        if (value := named.pop(other, None)) is None:
+            continue
+        if named.setdefault(key, value) is None:
             named[key] = value
+        if named[key] != value:
+            raise not_understood(where, {other: value, key: named[key]})
     for table, keys in family.inner.items():
         inner = dict(named.pop(table, None) or {})
         named |= {keys.get(key, f"{table}.{key}"): value for key, value in inner.items()}
