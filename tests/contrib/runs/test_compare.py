@@ -71,8 +71,7 @@ def test_real_runs_are_listed_with_prediction_and_end_and_compared_by_settings_a
     assert (good.state, good.step, good.held_out_loss is not None) == ("finished", 4, True)
     assert (bad.state, "the loss is" in bad.words) == ("failed", True)
     assert good.predicted.expected == pytest.approx(good.sessions[-1]["step_seconds"] / (1 + good.step_error))
-    for run in (bad, good):
-        assert sum(run.phases().values()) > 0
+    assert all(sum(each.phases().values()) > 0 for each in (bad, good))
     assert (bad.folder / "phases.json").exists()
     made = mw.compare("runs/good", "bad")
     assert list(made.settings) == ["optimizer.learning_rate"]
@@ -101,14 +100,14 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do(store: Path):
     ):
         with pytest.raises(mw.InputError, match=words):
             mw.compare(*sides)
-    with pytest.raises(mw.InputError, match="^3 is nothing that can be compared"):
+    with pytest.raises(mw.InputError, match=r"^3 is nothing that can be compared"):
         mw.compare(3, 4)  # type: ignore
-    with pytest.raises(mw.InputError, match="^7 is no folder"):
+    with pytest.raises(mw.InputError, match=r"^7 is no folder"):
         mw.compare("a", "b", places=7)  # type: ignore
     for wrong in ({"where": 3}, {"where": [3]}, {"sort": 3}, {"kind": None}, {"most": "x"}, {"most": -1}):
-        with pytest.raises(mw.InputError, match="is no text|cannot be shown"):
+        with pytest.raises(mw.InputError, match=r"is no text|cannot be shown"):
             mw.runs(**wrong)
-    with pytest.raises(mw.InputError, match="^None is no folder"):
+    with pytest.raises(mw.InputError, match=r"^None is no folder"):
         mw.runs(None)  # type: ignore
 
 
