@@ -360,7 +360,7 @@ function detail(found, row) {
 }
 
 function shares(name, rows, whole) { // seconds, and how large a part of the whole they are
-  const cells = (each) => [each[0], KINDS.seconds(each[1]), whole > 0 ? KINDS.share(each[1] / whole) : ""];
+  const cells = (each) => [each[0], KINDS.seconds(each[1]), whole > 0 ? `${(100 * each[1] / whole).toFixed(1)} %` : ""];
   return table([name, "time", "share"], rows.map(cells), [1, 2]);
 }
 
