@@ -2,19 +2,27 @@
 
 Rows of one source err together, and one source has most of the rows: quantiles over all rows would be that
 source's alone. So each source counts for at most so many rows, whatever their number.
+
+A row's interval has a width by what is known before the run (`width`: chip, format, experts), and is wider
+for the share of the step that waits for messages (`predict.ends_with_waits`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.predict import ends_with_waits, widths
+
 TAIL = 0.05  # below and above
 MOST_COUNTED = 30  # rows of one source, in the quantiles
 MOST_DRAWN = 15  # of one source, in a draw
+FEWEST_OTHERS = 15  # rows of other sources from which a width is taken; fewer are no class of their own
 
 
 def weights(sources: list[str], most: int) -> NDArray[np.float64]:
@@ -65,3 +73,73 @@ def _left_out(ratios: NDArray[np.float64], sources: list[str]) -> NDArray[np.boo
         least, most = quantiles(ratios[~own], [each for each in sources if each != source])
         held[own] = (least <= ratios[own]) & (ratios[own] <= most)
     return held
+
+
+def waits_in(exposed_seconds: Mapping[str, float]) -> float:
+    """Return the seconds of a step that wait for messages."""
+    return math.fsum(seconds for name, seconds in exposed_seconds.items() if "[" in name)
+
+
+def ends_of(names: Sequence[str], waits: float) -> tuple[float, float]:
+    """Return the ends of the interval of these widths, the widest of them, as shares of the expected time.
+
+    Args:
+        waits: the share of our program's step that waits for messages.
+    """
+    applied = [widths()[name] for name in names]
+    return ends_with_waits(min(each.low for each in applied), max(each.high for each in applied), waits)
+
+
+def with_left_out(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return scored rows with `holds_left_out`: within a width that other sources' rows of its class give.
+
+    A class is a width's name. Where other sources have fewer than 15 rows of it, it has the width of all
+    their rows without experts; a row with experts then has none, and no `holds_left_out`. Errors are blind.
+    """
+    found: list[dict[str, Any]] = []
+    of_source: dict[tuple[str, tuple[str, ...]], tuple[float, float] | None] = {}
+    for row in rows:
+        if "holds" not in row or "width" not in row:
+            found.append(row)
+            continue
+        key = row["source"], tuple(row["width"])
+        if key not in of_source:
+            of_source[key] = _ends_without(rows, *key)
+        ends = of_source[key]
+        if ends is None:
+            found.append(row)
+            continue
+        low, high = ends_with_waits(*ends, _share_of_waits(row))
+        found.append({**row, "holds_left_out": low <= _ratio(row) <= high})
+    return found
+
+
+def _ends_without(
+    rows: Sequence[dict[str, Any]], source: str, names: tuple[str, ...]
+) -> tuple[float, float] | None:
+    """Return a width's ends by the rows of other sources; None where they say nothing of it."""
+    others = [row for row in rows if row["source"] != source and "width" in row]
+    own = [row for row in others if tuple(row["width"]) == names]
+    if len(own) < FEWEST_OTHERS:
+        if "experts" in names:
+            return None
+        own = [row for row in others if "experts" not in row["width"]]
+    ratios = np.array([_beside_waits(row) for row in own])
+    low, high = quantiles(ratios, [row["source"] for row in own])
+    return min(low, 1.0), max(high, 1.0)
+
+
+def _ratio(row: Mapping[str, Any]) -> float:
+    return float(1 / (1 + row.get("blind_error", row["error"])))
+
+
+def _share_of_waits(row: Mapping[str, Any]) -> float:
+    ours = row["predicted_seconds"] - sum(row["otherwise_seconds"].values())
+    return waits_in(row["exposed_seconds"]) / ours
+
+
+def _beside_waits(row: Mapping[str, Any]) -> float:
+    """Return measured / predicted with what its waits alone allow taken off, as `ends_with_waits` adds it."""
+    size = math.log(_ratio(row))
+    allowed = [abs(math.log(end)) for end in ends_with_waits(1.0, 1.0, _share_of_waits(row))][size > 0]
+    return math.exp(math.copysign(math.sqrt(max(size**2 - allowed**2, 0.0)), size))

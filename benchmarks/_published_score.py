@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from _published_interval import interval_of
+from _published_interval import ends_of, interval_of, waits_in
 from _published_memory import memory_of, print_memory
 from _published_rows import ASSUMED, Expressed
 from _published_stacks import is_reduction, otherwise, products_share
@@ -22,8 +22,9 @@ from meshwright.hardware import Fleet, find_chip
 from meshwright.hlo import Executions
 from meshwright.ledger import executions_in
 from meshwright.predict import Interval, machine_of, prediction_of
+from meshwright.predict._predict import EXPERTS, names_of_widths
 from meshwright.predict._rates import sustained_share
-from meshwright.predict._walk import AS_IT_IS, Variation, walk
+from meshwright.predict._walk import AS_IT_IS, Variation, Walked, walk
 from meshwright.units import aligned
 
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
@@ -70,6 +71,7 @@ def predicted(row: Expressed) -> dict[str, Any]:
         "stack": row.stack.name,
         **({"experts": row.experts, "configuration": _configuration(row)} if row.experts else {}),
         **_software(row),
+        **_width(row),
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
         "notes": list(row.notes),
@@ -131,9 +133,22 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
     ours = Interval(low=told.get("low_seconds"), expected=predicted, high=told.get("high_seconds")).times(
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
+    if (width := _width(row)) and ours.low is not None:
+        low, high = ends_of(width["width"], waits_in(told["exposed_seconds"]) / ours.expected)
+        ours = replace(ours, low=low * ours.expected, high=high * ours.expected)
     found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
-    told = {**told, "kind": kind_of(row.id), "stack": row.stack.name, **_software(row), **found}
+    told = {**told, "kind": kind_of(row.id), "stack": row.stack.name, **_software(row), **width, **found}
     return compared(told, row.measured_seconds)
+
+
+def _width(row: Expressed) -> dict[str, list[str]]:
+    """Return the names of the widths of a row's interval; nothing on a TPU, which has other rules."""
+    machine = machine_of(row.fleet, None, row.attention_kernel)
+    if machine.is_tpu:
+        return {}
+    of_format = Walked(flops=Counter({row.config.precision: 1}))
+    names = names_of_widths(machine, of_format, None, is_of_others=False)
+    return {"width": [*names, *([EXPERTS] if row.experts else [])]}
 
 
 def _software(row: Expressed) -> dict[str, Any]:
@@ -222,16 +237,21 @@ def scale_of(num_devices: int) -> str:
 
 
 def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and 90th percentile of absolute errors, the median signed error, and intervals that hold."""
+    """Median and 90th percentile of absolute errors, the median signed error, and intervals that hold.
+
+    `holds`: of the rows that have an interval; absent if none has. `without_interval`: the others, if any.
+    """
     errors = [row["error"] for row in rows]
     sizes = sorted(abs(error) for error in errors)
+    held = [row["holds"] for row in rows if "holds" in row]
     return {
         "rows": len(rows),
         "median": round(statistics.median(sizes), 4),
         "p90": round(float(np.quantile(sizes, 0.9)), 4),
         "largest": round(sizes[-1], 4),
         "bias": round(statistics.median(errors), 4),
-        "holds": round(sum(row.get("holds", False) for row in rows) / len(rows), 4),
+        **({"holds": round(statistics.fmean(held), 4)} if held else {}),
+        **({"without_interval": without} if (without := len(rows) - len(held)) else {}),
     }
 
 
@@ -273,7 +293,12 @@ def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summ
     print("\nErrors in %: median and 90th percentile of their size, the median signed, intervals that hold")
     names = ("rows", "median", "p90", "largest", "bias", "holds")
     lines = [
-        (name, found["kind"], str(found["rows"]), *(f"{100 * found[n]:.1f}" for n in names[1:]))
+        (
+            name,
+            found["kind"],
+            str(found["rows"]),
+            *(f"{100 * found[n]:.1f}" if n in found else "" for n in names[1:]),
+        )
         for name, found in summary["spread"].items()
     ]
     print(aligned(("group", "kind", *names), lines, right=names))

@@ -100,7 +100,8 @@ class Stack:
     bits where products are in 8. `hides_all_messages`: every message runs beside products. `by_hand`: its
     elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of a product there. `broadcast_arrays`:
     under ZeRO-1 a rank owns whole arrays, of so many in each layer and three besides, and the ranks that own
-    any broadcast them, one after another.
+    any broadcast them, one after another. `document_tokens`: windows hold packed documents of so many tokens,
+    and attention computes nothing between them.
 
     Of runs of experts: `groups_products`: products of experts run at measured rates of grouped ones.
     `sends_once`: a token's row crosses once to each domain and device (DeepEP, HybridEP). `graphs`: what of a
@@ -134,6 +135,7 @@ class Stack:
     by_hand: bool = False
     fused_gelu: bool = False
     broadcast_arrays: int = 0
+    document_tokens: int = 0
     groups_products: bool = False
     sends_once: bool = False
     graphs: str = ""
@@ -220,6 +222,9 @@ def otherwise(
         added["sums of tied tables"] = _tied_seconds(sizes, machine) - ours
     added |= _kernels(stack, config.precision, sizes, heads if unfused else None, machine, exposed)
     added |= _over_tensor(stack, config.precision, sizes, machine, exposed)
+    if stack.document_tokens:
+        share = _share_of_documents(stack.document_tokens, sizes, machine)
+        added["attention inside documents"] = (share - 1) * exposed.get("attention", 0.0)
     added |= seconds_of_experts(stack, config.precision, sizes, machine, exposed, whole_seconds or {})
     if stack.broadcast_arrays and config.zero1:
         ours = math.fsum(seconds for name, seconds in exposed.items() if name == "all-gather[data]")
@@ -412,6 +417,21 @@ def _attention_seconds(sizes: Sizes, heads: int, fused_dropout: bool, machine: M
         forward, backward = FUSED_FORWARD_PASSES, FUSED_BACKWARD_PASSES
     passes = forwards * forward + backward
     return products + passes * 2 * batch * length**2 / _copied_per_second(machine)
+
+
+def _share_of_documents(tokens: int, sizes: Sizes, machine: Machine) -> float:
+    """Return which share of a whole window's attention remains where it holds documents of `tokens`.
+
+    FLOPs fall with the length, and so does the rate: that of the kernel at a document's length.
+    """
+    head, wide = sizes.model.head_dim, "bf16" if "bf16" in machine.peak_flops_per_second else "fp16"
+    seconds: list[float] = []  # of the FLOPs of one token, up to a factor
+    for length in (tokens, sizes.length):
+        passes = ((1.0, False), (2.5, True))  # backward: five products beside two
+        rates = [(flops, machine.attention_rate(head, length, wide, backward)) for flops, backward in passes]
+        each = (flops * (length + rate.half_length) / rate.efficiency for flops, rate in rates)
+        seconds.append(math.fsum(each))
+    return seconds[0] / seconds[1]
 
 
 def _copied_per_second(machine: Machine) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from _accuracy_experts import section_of_experts
+from _accuracy_intervals import section_of_intervals
 from _published_blind import with_blind_errors
 from _published_interval import interval_of
 from _published_score import spread
@@ -311,6 +312,7 @@ def page(
     ]
     for name_of_sealed in list(sealed)[:1]:
         lines += ["", *section_of_sealed(sealed[name_of_sealed], name_of_sealed)]
+    lines += ["", *of_intervals] if (of_intervals := section_of_intervals(rows, GROUPS)) else []
     lines += ["", *of_experts] if (of_experts := section_of_experts(rows)) else []
     for label, key in GROUPS:
         lines += ["", f"## By {label}", "", *table(rows, label, key)]

@@ -15,7 +15,7 @@ import pytest
 from meshwright.config import load_config
 from meshwright.hardware import CATALOG, Fleet
 from meshwright.planning import space_of
-from meshwright.predict import TAIL_OF_NOISE, runs, widths
+from meshwright.predict import TAIL_OF_NOISE, ends_with_waits, runs, widths
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,6 +42,7 @@ INTERVALS = {
     "16-bit products on an A100": ("a100",),
     "16-bit products on a V100": ("v100",),
     "fp8 products on a B200": ("blackwell-fp8",),
+    "fp8 products on a B300": ("blackwell-ultra-fp8",),
     "fp8 products on other chips": ("fp8", "tables"),
     "other chips with kernel tables": ("tables",),
     "NVIDIA chips of which others measured large products": ("products",),
@@ -107,11 +108,21 @@ def narrowest_of_factors() -> tuple[str, str]:
     return f"{100 / spread - 100:+.0f}", f"{100 * spread - 100:+.0f}"
 
 
+def ends_of_waits(share: float) -> str:
+    low, high = ends_with_waits(widths()["hopper"].low, widths()["hopper"].high, share)
+    return f"{100 * low - 100:+.0f} to {100 * high - 100:+.0f} %"
+
+
 FIGURES: list[tuple[str, str, Callable[[], tuple[str, ...]]]] = [
     (
         "docs/explanation/how-weighing-works.md",
         r"(\d+) TFLOP/s on a V100, (\d+) on an A100, (\d+) on an H100",
         lambda: (tera("v100"), tera("a100_sxm"), tera("h100_sxm")),
+    ),
+    (
+        "docs/explanation/how-weighing-works.md",
+        r"for a tenth of its time ([-+]\d+ to [-+]\d+ %), for a third of it ([-+]\d+ to [-+]\d+ %)",
+        lambda: (ends_of_waits(1 / 10), ends_of_waits(1 / 3)),
     ),
     (
         "docs/explanation/how-weighing-works.md",

@@ -188,3 +188,25 @@ def test_the_form_of_a_point_is_its_kind(record):
     assert {form: len(points) for form, points in forms.items()} == {"o": 1, "*": 1, "s": 1}
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["MosaicML, LLM Foundry (3)", "sealed (1)", "seen (1)", "fitted (1)"]
+
+
+def test_the_page_says_which_classes_of_runs_their_intervals_hold(record):
+    """A class of 15 runs or more in which far more or fewer than nine of ten hold is named with its share."""
+    known = {"width": ["a100"], "otherwise_seconds": {}}
+    many = [{**row("mosaic", n, 0.02, holds=n > 4), **known} for n in range(20)]
+    more = [{**row("bloom", n, 0.02, chip="A100-40GB"), **known} for n in range(20)]
+    none = {**{key: value for key, value in row("tt", 1, 0.1).items() if key != "holds"}, **known}
+    text = page({**record, "row": [*many, *more, none]}, "today.toml")
+    section = text.partition("## Intervals")[2].partition("\n## ")[0]
+    assert "| a100 | fitted | 40 | 2 | -12 to +22 % | 88 % |" in section
+    assert (
+        "Runs without an interval, for more than a fifth of our program is gaps between kernels: 1."
+        in section
+    )
+    fewer, over = [line for line in section.splitlines() if line.startswith("* ")][:2]
+    assert "source MosaicML, LLM Foundry 75.0 %" in fewer
+    assert "source BigScience, tuning of BLOOM 100.0 %" in over
+
+
+def test_a_page_of_rows_without_widths_has_no_section_of_intervals(record):
+    assert "## Intervals" not in page(record, "today.toml")

@@ -6,7 +6,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _published_interval import interval_of, quantiles, weights
+from _published_interval import ends_of, interval_of, quantiles, waits_in, weights, with_left_out
+from _published_rows import express_measured
+from _published_score import scored_again, spread
+
+from meshwright.predict import ends_with_waits, widths
 
 
 def rows(source, ratios):
@@ -39,3 +43,87 @@ def test_a_source_unlike_all_others_is_not_held_when_left_out():
 
 def test_one_source_alone_says_nothing_of_others():
     assert "left_out_holds" not in interval_of(rows("a", [0.9, 1.0, 1.1]))
+
+
+def of_width(source, number, ratio, waits=0.0, width="hopper"):
+    """Return a scored row whose step took `ratio` times as long as predicted, and waited for a share."""
+    exposed = {"matmul": 1 - waits, "all-gather[fsdp]": waits}
+    own = {"id": f"{source}-{number}", "source": source, "width": [width], "error": 1 / ratio - 1}
+    return {
+        **own,
+        "predicted_seconds": 1.0,
+        "exposed_seconds": exposed,
+        "otherwise_seconds": {},
+        "holds": True,
+    }
+
+
+def held_left_out(rows):
+    return {row["id"]: row.get("holds_left_out") for row in with_left_out(rows)}
+
+
+def test_a_width_is_that_of_other_sources():
+    others = [of_width("a", n, ratio) for n, ratio in enumerate(np.linspace(0.9, 1.1, 20))]
+    found = held_left_out([*others, of_width("b", 0, 1.05), of_width("b", 1, 1.3)])
+    assert found["b-0"]
+    assert not found["b-1"]
+
+
+def test_a_run_that_waits_for_messages_may_take_longer():
+    others = [of_width("a", n, ratio) for n, ratio in enumerate(np.linspace(0.9, 1.1, 20))]
+    assert held_left_out([*others, of_width("b", 0, 1.3, waits=0.6)])["b-0"]
+    # Had a's runs waited as much, they would say little of what lies beside waits.
+    waiting = [of_width("a", n, ratio, waits=0.6) for n, ratio in enumerate(np.linspace(0.9, 1.1, 20))]
+    assert not held_left_out([*waiting, of_width("b", 0, 1.1)])["b-0"]
+
+
+def test_few_runs_of_a_width_have_that_of_all_and_experts_of_one_source_have_none():
+    others = [of_width("a", n, ratio, width="a100") for n, ratio in enumerate(np.linspace(0.9, 1.1, 20))]
+    found = held_left_out([*others, of_width("b", 0, 1.05), {**of_width("b", 1, 1.05), "width": ["experts"]}])
+    assert found["b-0"]
+    assert found["b-1"] is None
+
+
+LLAMA = {
+    "id": "someone-001",
+    "model": "Llama-3-8B",
+    "n_layers": "32",
+    "d_model": "4096",
+    "n_heads": "32",
+    "n_kv_heads": "8",
+    "d_ff": "14336",
+    "gated_mlp": "yes",
+    "vocab": "128256",
+    "seq_len": "8192",
+    "accelerator": "A100-80GB-SXM",
+    "n_devices": "64",
+    "precision": "bf16",
+    "sharding": "FSDP2",
+    "micro_batch_per_device": "1",
+    "global_batch_seqs": "64",
+    "act_ckpt": "full",
+    "step_time_s": "2.8",
+}
+
+
+def test_a_row_of_a_record_gets_the_interval_of_today():
+    """Widths may have changed since: those of a record are not carried over, but none stays none."""
+    row = express_measured(LLAMA)
+    exposed = {"matmul": 2.4, "reduce-scatter[fsdp]": 0.6}
+    told = {"layout": row.config.layout, "predicted_seconds": 3.0, "exposed_seconds": exposed}
+    told |= {"otherwise_seconds": {}, "low_seconds": 2.99, "high_seconds": 3.01}
+    found = scored_again(row, told)
+    low, high = ends_of(found["width"], 0.2)
+    assert found["width"] == ["a100"]
+    assert (low, high) == ends_with_waits(widths()["a100"].low, widths()["a100"].high, 0.2)
+    assert waits_in(exposed) == 0.6
+    assert found["high_seconds"] == pytest.approx(high * found["predicted_seconds"], rel=1e-3)
+    assert found["low_seconds"] == pytest.approx(low * found["predicted_seconds"], rel=1e-3)
+    without = {key: value for key, value in told.items() if key not in ("low_seconds", "high_seconds")}
+    assert "holds" not in scored_again(row, without)
+
+
+def test_rows_without_an_interval_are_no_misses():
+    rows = [{"error": 0.1, "holds": True}, {"error": 0.1, "holds": False}, {"error": 0.1}]
+    assert (spread(rows)["holds"], spread(rows)["without_interval"]) == (0.5, 1)
+    assert "holds" not in spread(rows[2:])

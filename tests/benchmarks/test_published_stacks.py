@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _published_blind import with_blind_errors
+from _published_interval import ends_of
 from _published_rows import InexpressibleError, express, express_measured
 from _published_score import scored_again
 from _published_stacks import otherwise, stack_of
@@ -227,6 +228,15 @@ def test_transformer_engines_kernels_move_what_its_source_says_in_16_bits_and_in
     assert narrow - wide == pytest.approx(per_byte * 12 * 4096)
 
 
+def test_attention_inside_packed_documents_takes_a_share_of_that_of_whole_windows():
+    """200 of 4,096 positions are a twentieth of the scores, at a rate that short documents do not reach."""
+    row = {**LLAMA, "id": "dgxcnemo-1", "accelerator": "H100-80GB-SXM", "seq_len": "4096"}
+    row |= {"tokens_per_s_per_device": "9000"}
+    assert "attention inside documents" not in added(row, attention=1.0)
+    left = 1 + added({**row, "model": "Llama 3 8B SFT"}, attention=1.0)["attention inside documents"]
+    assert 200 / 4096 < left < 0.5
+
+
 def test_dropout_in_residual_sums_writes_and_reads_masks():
     row = {**GPT, "id": "dgxcnemo-1", "precision": "bf16", "attention_impl": "TE", "n_heads": "40"}
     row |= {"n_kv_heads": "40"}
@@ -390,7 +400,8 @@ def test_a_record_is_scored_again_by_its_own_seconds():
     assert set(again["otherwise_seconds"]) == {"broadcasts of weights", "slower products"}
     expected = 5.0 + sum(again["otherwise_seconds"].values())
     assert again["predicted_seconds"] == pytest.approx(expected, rel=1e-4)
-    assert again["low_seconds"] == pytest.approx(0.75 * expected, rel=1e-4)
+    low = ends_of(["a100"], 0.1)[0]
+    assert again["low_seconds"] == pytest.approx(low * expected, rel=1e-4)
     assert again["error"] == pytest.approx(expected / found.measured_seconds - 1, abs=1e-4)
     assert "data=8,fsdp=8" in scored_again(found, {**told, "layout": "data=8,fsdp=8"})["failed"]
     assert scored_from([told], [found], 1) == [again]

@@ -346,6 +346,15 @@ def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
 
 
 @pytest.mark.wide
+def test_learned_positions_leave_residuals_as_products_read_them():
+    """XLA of jax 0.12 made the batch the innermost dimension of each, for the positions' gradient."""
+    found = mw.weigh("gpt2-124m", on="8xH100", overrides={"model.num_layers": 1})
+    text = read_text(found.folder, "program.hlo.txt")
+    assert "[32,1024,768]" in text
+    assert "[1024,768,32]" not in text
+
+
+@pytest.mark.wide
 def test_over_context_few_layers_are_a_loop_in_code_of_one_device_too():
     """Written out, XLA would copy the weights of all layers out of their stack before the first."""
     run = ("batch.sequences=2", "batch.microbatch_sequences=1", "data.source=synthetic", "precision=bf16")

@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.compiler import Routing
 from meshwright.errors import InputError
-from meshwright.predict import Prediction, copies_once
+from meshwright.predict import Prediction, copies_once, ends_with_waits, widths
 
 RECORD = Path(__file__).parents[2] / "benchmarks/records/2026-11-28_predict_experts.toml"
 SMALL = ("model.num_layers=1", "batch.sequences=16", "model.capacity_factor=none")
@@ -126,11 +126,15 @@ def test_across_hosts_a_dispatch_once_a_host_is_a_bound_of_what_helps(across):
 
 def test_the_interval_holds_what_published_runs_with_experts_took(across):
     """Dense runs of the same chip are no sources for it: their width held 28 of these 69."""
-    record = tomllib.loads(RECORD.read_text())
-    expected, low, high = (getattr(across.step_seconds, end) for end in ("expected", "low", "high"))
-    taken = [row["measured_seconds"] / row["predicted_seconds"] for row in record["row"]]
-    held = [low / expected <= share <= high / expected for share in taken]
+    width, held = widths()["experts"], []
+    for row in tomllib.loads(RECORD.read_text())["row"]:
+        waits = sum(seconds for name, seconds in row["exposed_seconds"].items() if "[" in name)
+        low, high = ends_with_waits(width.low, width.high, waits / row["predicted_seconds"])
+        held.append(low <= row["measured_seconds"] / row["predicted_seconds"] <= high)
     assert 0.88 <= sum(held) / len(held) <= 0.95
+    seconds = across.step_seconds
+    assert seconds.low <= width.low * seconds.expected
+    assert seconds.high >= width.high * seconds.expected
     assert any("of one source" in reason for reason in across.interval_reasons)
 
 

@@ -8,7 +8,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.hardware import Calibration, Fleet
 from meshwright.ledger import executions_of
-from meshwright.predict import Interval, Prediction, Slice, predict, predicted_trace, widths
+from meshwright.predict import Interval, Prediction, Slice, ends_with_waits, predict, predicted_trace, widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.
 STEP = """
@@ -105,10 +105,26 @@ def test_more_model_flops_than_the_chip_can_do_are_our_bug(predicted, ledger_wit
 
 def assert_width(found, name):
     interval, width = found.step_seconds, widths()[name]
+    low, high = ends_with_waits(width.low, width.high, waited(found) / interval.expected)
     assert interval.low < interval.expected < interval.high
-    assert interval.low / interval.expected == pytest.approx(width.low)
-    assert interval.high / interval.expected == pytest.approx(width.high)
+    assert interval.low / interval.expected == pytest.approx(low)
+    assert interval.high / interval.expected == pytest.approx(high)
     assert width.words in found.basis
+
+
+def waited(found):
+    return sum(each.exposed_seconds for each in found.slices if each.kind == "communication")
+
+
+def test_waits_for_messages_widen_the_interval_and_are_named(predicted):
+    """A step that mostly waits is known less well than published runs, which hide most of their messages."""
+    found = predicted("8xH100")
+    share = waited(found) / found.step_seconds.expected
+    assert share > 0.3
+    assert f"messages within a factor of 1.5 ({100 * share:.0f} % of the step waits for them)" in found.basis
+    assert found.step_seconds.high > (1 + share / 2) * found.step_seconds.expected
+    assert found.step_seconds.low < (1 - share / 3) * found.step_seconds.expected
+    assert "messages within" not in predicted("v5p-8").basis
 
 
 def test_the_interval_is_as_wide_as_what_is_known(predicted):
@@ -149,7 +165,8 @@ def test_cards_without_peer_to_peer_transfers_have_a_wider_interval(predicted):
     found, width = predicted("8xRTX-4090"), widths()["products"]
     interval = found.step_seconds
     assert 0 < interval.low < 0.9 * width.low * interval.expected
-    assert interval.high == pytest.approx(width.high * interval.expected)
+    share = waited(found) / interval.expected
+    assert interval.high == pytest.approx(ends_with_waits(1, width.high, share)[1] * interval.expected)
     assert "RTX-4090 has no peer-to-peer transfers" in found.interval_reasons[1]
 
 
@@ -170,9 +187,8 @@ def test_fp8_has_its_own_interval(predicted):
 def assert_tpus_width(found, name):
     """Published runs on TPUs waited for no message: the lower end does not either."""
     width, interval = widths()[name], found.step_seconds
-    waited = sum(each.exposed_seconds for each in found.slices if each.kind == "communication")
-    assert waited > 0
-    assert interval.low == pytest.approx((interval.expected - waited) * width.low)
+    assert waited(found) > 0
+    assert interval.low == pytest.approx((interval.expected - waited(found)) * width.low)
     assert interval.high == pytest.approx(interval.expected * width.high)
     assert width.words in found.basis
 
@@ -213,10 +229,12 @@ def test_unpriced_work_leaves_the_interval_without_an_upper_end(predicted, ledge
 
 
 def test_fp8_on_a_chip_without_published_runs_is_as_wide_as_either(predicted):
-    seconds = predicted("8xL40S", text=STEP.replace("bf16", "f8e4m3fn")).step_seconds
-    fp8, tables = widths()["fp8"], widths()["tables"]
-    assert seconds.low / seconds.expected == pytest.approx(min(fp8.low, tables.low))
-    assert seconds.high / seconds.expected == pytest.approx(max(fp8.high, tables.high))
+    found = predicted("8xL40S", text=STEP.replace("bf16", "f8e4m3fn"))
+    seconds, fp8, tables = found.step_seconds, widths()["fp8"], widths()["tables"]
+    share = waited(found) / seconds.expected
+    low, high = ends_with_waits(min(fp8.low, tables.low), max(fp8.high, tables.high), share)
+    assert seconds.low / seconds.expected == pytest.approx(low)
+    assert seconds.high / seconds.expected == pytest.approx(high)
 
 
 def test_a_wider_interval_is_never_narrower_than_that_of_published_runs():

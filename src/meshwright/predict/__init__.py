@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._prediction_records import whole_run as whole_run
     from ._rate_files import runs as runs
     from ._rates import Machine as Machine
+    from ._rates import ends_with_waits as ends_with_waits
     from ._rates import launched_one_by_one as launched_one_by_one
     from ._rates import machine_of as machine_of
     from ._rates import prior_of as prior_of

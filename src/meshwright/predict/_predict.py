@@ -33,7 +33,17 @@ from ._factors import TAIL, class_of
 from ._kernel_prices import Order, head_size_of
 from ._prediction_records import Interval, Prediction, Slice, Speedup
 from ._rate_files import provenance, runs
-from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
+from ._rates import (
+    CUDNN,
+    TPU,
+    Machine,
+    Width,
+    ends_with_waits,
+    machine_of,
+    peer_collectives,
+    width_name,
+    widths,
+)
 from ._sources import words_of
 from ._walk import AS_IT_IS, LAUNCH, Prices, Schedule, Variation, Walked, trace_of, walk
 
@@ -60,7 +70,8 @@ def interval_of(
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
 
-    The widest of the widths that apply is used, and the spread of a calibration's rounds widens it. Factors
+    The widest of the widths that apply is used. The share of the step that waits for messages widens it, and
+    so does the spread of a calibration's rounds. Factors
     fitted to measured steps have a width of their own, which takes the place of both. Unpriced work removes
     the upper end. Rates whose error no source bounds remove both ends.
 
@@ -74,14 +85,13 @@ def interval_of(
         no_lower_end: why the step may take any less; "" if its lower end holds.
     """
     formats = _unpublished_formats(machine, walked)
-    names = _widths(machine, walked, calibration, is_of_others=is_of_others)
+    names = names_of_widths(machine, walked, calibration, is_of_others=is_of_others)
     applied = [widths()[name] for name in (*names, *also)]
     if calibration is None or machine.basis == "calibration":
         reasons = [width.reason for width in applied if width.reason]
     else:
         reasons = ["rates that were measured here: no run was compared with such a prediction"]
-    low = min((width.low for width in applied), default=1.0) * _share_without_messages(machine, walked)
-    high = max((width.high for width in applied), default=1.0)
+    low, high, of_waits = _ends_of(machine, walked, applied)
     if calibration is not None and calibration.spread:
         worst = max(calibration.spread.values())
         low, high = low / (1 + worst), high * (1 + worst)
@@ -111,7 +121,7 @@ def interval_of(
         ends = f"Interval from {100 * low - 100:+.0f} %, without an upper end."
         reasons = [f"not priced: {_first_of(unpriced)}", *reasons]
     interval, ends, reasons = _without_lower_end(interval, ends, reasons, no_lower_end)
-    words = "; ".join([_rates(machine, calibration, names), *_width_words(machine, applied)])
+    words = "; ".join([_rates(machine, calibration, names), *_width_words(machine, applied), *of_waits])
     return interval, f"Estimate. {words[0].upper()}{words[1:]}. {ends}", tuple(reasons)
 
 
@@ -130,13 +140,6 @@ def _without_lower_end(
     if interval.high is not None:
         words = f"Interval to {100 * interval.high / interval.expected - 100:+.0f} %, without a lower end."
     return replace(interval, low=None), words, [why, *reasons]
-
-
-def _share_without_messages(machine: Machine, walked: Walked) -> float:
-    """Return the share of the step that remains if a TPU waits for no message, as in the published runs."""
-    if not machine.is_tpu:
-        return 1.0
-    return 1 - math.fsum(walked.exposed.get(name, 0.0) for name in walked.transfers) / walked.seconds
 
 
 def _factors_ends(machine: Machine, walked: Walked, names: Sequence[str]) -> tuple[float, float, list[str]]:
@@ -159,6 +162,27 @@ def _set_aside(number: int) -> str:
     return f"{steps} compared with other rates than today's, and set aside: calibrate again"
 
 
+def _ends_of(
+    machine: Machine, walked: Walked, applied: Sequence[Width]
+) -> tuple[float, float, tuple[str, ...]]:
+    """Return the ends by widths and by waits for messages, as shares of the time, and the waits in words.
+
+    On TPUs the lower end waits for none, as the published runs. On CPUs messages were measured as all else.
+    """
+    low = min((width.low for width in applied), default=1.0)
+    high = max((width.high for width in applied), default=1.0)
+    waits = math.fsum(walked.exposed.get(name, 0.0) for name in walked.transfers)
+    share = waits / walked.seconds if waits else 0.0
+    if machine.is_tpu:
+        return low * (1 - share), high, ()
+    if machine.basis == "calibration" or machine.factors.runs:
+        return low, high, ()
+    words = f"and messages within a factor of {runs()['factors']['widths']['collective']:g}"
+    is_large = share > machine.shared.unpublished_share
+    ends = ends_with_waits(low, high, share)
+    return *ends, (f"{words} ({100 * share:.0f} % of the step waits for them)",) if is_large else ()
+
+
 def _width_words(machine: Machine, applied: Iterable[Width]) -> Iterable[str]:
     """Yield the source of the interval's width in words."""
     if not machine.factors.runs:
@@ -169,7 +193,7 @@ def _width_words(machine: Machine, applied: Iterable[Width]) -> Iterable[str]:
     yield f"width: what the measured steps leave open of these factors, and {noise:.1f} % between programs"
 
 
-def _widths(
+def names_of_widths(
     machine: Machine, walked: Walked, calibration: Calibration | None, *, is_of_others: bool
 ) -> tuple[str, ...]:
     """Return the names of the widths in `runs.toml` that apply; none for the basis "roofline"."""

@@ -135,6 +135,25 @@ def widths() -> Mapping[str, Width]:
     return found
 
 
+def ends_with_waits(low: float, high: float, share: float) -> tuple[float, float]:
+    """Return the ends of an interval, as shares of the expected time, of a step that waits for messages.
+
+    The width of published runs is mostly of runs that hardly wait. The time of a message is known less well:
+    within a factor (`collective` of `[factors.widths]`). Both errors are taken as independent.
+
+    Args:
+        share: of the expected time, that of waits for messages.
+
+    >>> [round(end, 3) for end in ends_with_waits(0.9, 1.1, 0.0)]
+    [0.9, 1.1]
+    >>> [round(end, 3) for end in ends_with_waits(0.9, 1.1, 0.5)]
+    [0.81, 1.275]
+    """
+    ratio: float = runs()["factors"]["widths"]["collective"]
+    faster, slower = math.log1p(share / ratio - share), math.log1p(share * ratio - share)
+    return math.exp(-math.hypot(math.log(low), faster)), math.exp(math.hypot(math.log(high), slower))
+
+
 @cache
 def shared() -> Shared:
     """Return the shared constants of runs.toml."""
