@@ -121,7 +121,7 @@ FAULTS = (
         "return frequency / config.rope_factor",
         "return frequency * config.rope_factor",
         "models/test_rotary.py",
-        "weights/test_huggingface.py",
+        "contrib/huggingface/test_huggingface.py",
     ),
     fault(
         "planning/_suggestions.py",
@@ -137,7 +137,7 @@ FAULTS = (
         "predict/test_predict.py",
     ),
     fault(
-        "report/_results.py",
+        "report/_run_report.py",
         'side = "below" if gain >= 0 else "above"',
         'side = "above" if gain >= 0 else "below"',
         "report/test_results_text.py",
@@ -175,9 +175,9 @@ FAULTS = (
     ),
     fault(
         "contrib/huggingface/_weight_files.py",
-        "if end > size:",
-        "if end > 2 * size:",
-        "weights",
+        "if each.end > num_bytes:",
+        "if each.end > 2 * num_bytes:",
+        "contrib/huggingface",
     ),
     fault(
         "worker/_traced.py",

@@ -11,8 +11,8 @@ from datetime import date, datetime
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.finishing import Operations, Workload, best_period, failures, finish_of
-from meshwright.finishing._failures import FaultRate, LogNormal, faults_by_chance
+from meshwright.finishing import Operations, OwnHistory, Workload, best_period, failures, finish_of
+from meshwright.finishing._failures import FaultRate, LogNormal, faults_by_chance, work_again
 from meshwright.predict import Interval
 
 DAY = 86400
@@ -182,3 +182,101 @@ def test_a_run_that_begins_in_the_evening_ends_by_its_own_hours():
 def test_a_day_beyond_the_calendar_is_not_named():
     finish = finish_of(replace(WORK, steps=10**13), SURE)
     assert finish.texts(datetime(2026, 12, 1))[0].startswith("after the year 9999, ")
+
+
+def simulated_share(gap, period: float, saving: float, restart: float, faults: int) -> tuple[float, float]:
+    """The useful share of a run that is simulated fault by fault, and its standard error.
+
+    Args:
+        gap: a function that returns the time until the next fault, while the run is up.
+    """
+    useful, spent = [], []
+    for _ in range(faults):
+        up = gap()
+        useful.append(period * (up // (period + saving)))  # what has no checkpoint is lost
+        spent.append(up + restart)
+    share = sum(useful) / sum(spent)
+    errors = [a - share * b for a, b in zip(useful, spent, strict=True)]
+    return share, statistics.pstdev(errors) * math.sqrt(faults) / sum(spent)
+
+
+def bursts(mean: float, chance: random.Random):
+    """Gaps that vary as those of the published trace: short and long ones, with half of the time each."""
+    lean = math.sqrt((1.76**2 - 1) / (1.76**2 + 1))
+
+    def gap() -> float:
+        side = lean if chance.random() < (1 + lean) / 2 else -lean
+        return chance.expovariate((1 + side) / mean)
+
+    gaps = [gap() for _ in range(200_000)]
+    assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(1.76, rel=0.02)
+    return gap
+
+
+@pytest.mark.parametrize(("saving", "restart"), [(30.0, 600.0), (600.0, 0.0), (5400.0, 7200.0)])
+def test_the_useful_share_is_that_of_a_simulation_whose_faults_come_in_bursts(saving, restart):
+    between = DAY / (128 * 5 / 1000)
+    period = best_period(saving, between)
+    seen, error = simulated_share(bursts(between, random.Random(2)), period, saving, restart, 200_000)
+    span = (period + saving) / between
+    reckoned = period / (period + saving) / work_again(span) / (1 + restart / between)
+    assert error < 0.002
+    assert abs(reckoned - seen) < 3 * error
+
+    known = replace(SURE, checkpoint_seconds=saving, restart_seconds=restart)
+    shares = finish_of(replace(WORK, steps=10**8), known).shares  # so long that chance evens out
+    up = shares["steps"] + shares["checkpoints"] + shares["lost"]
+    assert shares["steps"] / up / (1 + restart / between) == pytest.approx(seen, rel=0.005)
+
+
+def test_the_best_period_of_faults_one_by_one_is_near_the_best_of_bursts():
+    between = DAY / (128 * 5 / 1000)
+
+    def share(period: float) -> float:
+        return period / (period + 30) / work_again((period + 30) / between)
+
+    named = best_period(30, between)
+    best = max(share(named * factor) for factor in (0.5, 0.7, 0.85, 1, 1.15, 1.3, 1.6, 2))
+    assert share(named) == pytest.approx(best, rel=1e-3)
+
+
+def test_a_run_that_is_shorter_than_its_period_of_checkpoints_names_none():
+    made = finish_of(replace(WORK, steps=60), SURE)  # ten minutes of steps
+    assert made.save_every_seconds is None
+    assert made.save_every_steps is None
+    assert "checkpoint every" not in " ".join(made.texts(datetime(2026, 12, 1)))
+    assert finish_of(WORK, SURE).save_every_seconds is not None
+
+
+def test_a_run_that_saves_too_rarely_is_estimated_so_and_told_the_better_period():
+    rare = replace(WORK, save_every=8640)  # a day
+    made = finish_of(rare, SURE, period_seconds=86400.0)
+    assert made.useful_share.expected < finish_of(rare, SURE).useful_share.expected - 0.05
+    (note,) = made.notes
+    assert f"--set checkpoint.every_steps={made.save_every_steps}" in note
+    assert note in finish_of(rare, SURE).notes
+
+
+def test_what_happened_to_a_run_updates_what_was_published():
+    month = 30 * DAY
+    quiet, bad = OwnHistory(up_seconds=month), OwnHistory(faults=300, up_seconds=month)
+    before, better, worse = (finish_of(WORK, Operations(), own=own) for own in (OwnHistory(), quiet, bad))
+    expected = [made.interruptions.expected for made in (better, before, worse)]
+    assert expected == sorted(expected)
+    assert expected[2] > 5 * expected[0]
+    assert better.seconds.expected < before.seconds.expected < worse.seconds.expected
+
+    quick = finish_of(WORK, Operations(), own=replace(bad, restart_seconds=(120.0,) * 300))
+    slow = finish_of(WORK, Operations(), own=replace(bad, restart_seconds=(36_000.0,) * 300))
+    assert quick.seconds.expected < slow.seconds.expected
+    for made in (quick, slow):  # its own restarts say who restarts it
+        assert not any("--restart automatic or manual" in question for question in made.questions)
+    assert any("--restart automatic or manual" in question for question in before.questions)
+
+
+def test_ones_own_waits_replace_the_published_ones():
+    prior = LogNormal.of("automatic")
+    few, many = prior.updated([60.0] * 3), prior.updated([60.0] * 3000)
+    assert prior.median > few.median > many.median == pytest.approx(60, rel=0.05)
+    assert prior.log_sd > few.log_sd > many.log_sd
+    assert LogNormal.known(5.0).updated([60.0]) == LogNormal.known(5.0)  # an answer stays

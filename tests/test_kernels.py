@@ -57,8 +57,17 @@ def attention_of(name, causal):
     return kernel, (jax.ShapeDtypeStruct((HEADS, LENGTH, WIDTH), jnp.float32),) * 3
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("name", ["triton", "flash", "splash"])
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        pytest.param("triton", False, id="triton-full"),
+        pytest.param("flash", True, id="flash-causal"),
+        pytest.param("splash", True, id="splash-causal"),
+        pytest.param("triton", True, id="triton-causal", marks=pytest.mark.wide),
+        pytest.param("flash", False, id="flash-full", marks=pytest.mark.wide),
+        pytest.param("splash", False, id="splash-full", marks=pytest.mark.wide),
+    ],
+)
 def test_attention_has_its_textbook_products_and_executes_its_blocks(name, causal):
     function, arguments = attention_of(name, causal)
     flops = counted(function, *arguments)
@@ -69,8 +78,15 @@ def test_attention_has_its_textbook_products_and_executes_its_blocks(name, causa
 
 # Executed in the backward pass: Triton S, dP, dV, dK and S, dP, dQ in one kernel, with key blocks of its own
 # size; TPU kernels the same in two.
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("name", ["flash", "splash"])
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        pytest.param("flash", True, id="flash-causal"),
+        pytest.param("splash", False, id="splash-full"),
+        pytest.param("flash", False, id="flash-full", marks=pytest.mark.wide),
+        pytest.param("splash", True, id="splash-causal", marks=pytest.mark.wide),
+    ],
+)
 def test_gradients_of_attention_need_four_products_and_recompute_one(name, causal):
     function, arguments = attention_of(name, causal)
 

@@ -77,15 +77,17 @@ FAMILIES = {
     "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
 CASES = [
-    ("few keys", "fsdp=2,tensor=4", "none"),
     ("one norm", "fsdp=2,tensor=2", "dots-attention"),
-    ("gate", "fsdp=2,tensor=2,expert=2", "none"),
-    ("further tokens", "fsdp=2,context=2,tensor=2", "full"),
-    pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
-    ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
-    ("sinks", "fsdp=2,context=2,tensor=2", "dots-attention"),
     ("wide turns", "fsdp=2,tensor=4", "dots-attention"),
-    ("experts beside", "expert=2,fsdp=2,tensor=2", "dots-attention"),
+    ("further tokens", "fsdp=2,context=2,tensor=2", "full"),
+    ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
+    # Experts in groups of two layers take five times as long to compile; tests/models/test_experts.py and
+    # tests/models/test_ring.py have their parts on layouts.
+    pytest.param("sinks", "fsdp=2,context=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
+    pytest.param("few keys", "fsdp=2,tensor=4", "none", marks=pytest.mark.wide),
+    pytest.param("gate", "fsdp=2,tensor=2,expert=2", "none", marks=pytest.mark.wide),
+    pytest.param("experts beside", "expert=2,fsdp=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
+    pytest.param("one norm", "stage=2,context=2", "full", marks=pytest.mark.wide),
     pytest.param("wide turns", "stage=2,context=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "stage=2,expert=2,tensor=2", "full", marks=pytest.mark.wide),
     pytest.param("sinks", "expert=4,fsdp=2", "alternate-dots", marks=pytest.mark.wide),

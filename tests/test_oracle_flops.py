@@ -112,7 +112,14 @@ CLOSED_FORMS = {
 }
 
 
-@pytest.mark.parametrize("preset", preset_names())
+# Presets of which another has the same fields with other sizes.
+ALIKE = ("gpt2-1.5b", "llama2-7b", "llama3-70b", "llama3-8b", "lenet-fashion", "gpt3-175b")
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(name, marks=pytest.mark.wide if name in ALIKE else ()) for name in preset_names()],
+)
 def test_every_presets_model_flops_are_a_closed_form(preset):
     config = load_config(preset, ["layout=data=-1"])
     found = traced(config)

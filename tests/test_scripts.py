@@ -311,9 +311,18 @@ def test_a_large_array_that_is_read_stops_the_script(tmp_path, forked_workers):
     ("text", "words"),
     [
         ("gradient = jax.grad(loss)(w, x)", "called no jitted function with matrix products"),
-        ("raise OSError('no data')", r"with a backward pass: OSError at .*train.py:.*: no data"),
-        ("print('I am here')\nsys.exit(3)", r"(?s)exit status 3.*I am here"),
-        ("np.asarray(jnp.ones((1024, 1024)))", r"reads 4.0 MiB of computed values on the host at .*train.py"),
+        pytest.param(
+            *("raise OSError('no data')", r"with a backward pass: OSError at .*train.py:.*: no data"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("print('I am here')\nsys.exit(3)", r"(?s)exit status 3.*I am here"), marks=pytest.mark.wide
+        ),
+        pytest.param(
+            "np.asarray(jnp.ones((1024, 1024)))",
+            r"reads 4.0 MiB of computed values on the host at .*train.py",
+            marks=pytest.mark.wide,
+        ),
         ("import os; os._exit(4)", "ended with status 4 before it called its training step"),
     ],
     ids=["eager", "fails", "exits", "reads", "ends"],

@@ -38,6 +38,7 @@ RUN_FILE = "run.json"
 RUNS, WEIGHINGS, PLANS, PLACES = "runs", "weighings", "plans", "places"
 MOST_RECORD = 2**24  # bytes of one record
 MOST_CANDIDATES = 50  # of a plan that are kept
+MOST_ROLLBACKS = 1000  # of a session that are kept
 Fields = dict[str, Any]
 
 
@@ -226,6 +227,24 @@ class KeptRun:
         del figures["run_config"]
         self._fields["layout"], self._fields["weighing"] = figures["layout"], figures
         self._write()
+
+    def sessions(self, rollback_seconds: Sequence[float]) -> list[Fields]:
+        """Return the sessions of the run, of which the last is this one, with its rollbacks."""
+        *earlier, this = self._fields.get("sessions") or [{}]
+        return [*earlier, {**this, **({"rollback_seconds": [*rollback_seconds]} if rollback_seconds else {})}]
+
+    def stepped(self) -> None:
+        """Add that the first step of this session is done."""
+        if self._is_kept:
+            self._fields["sessions"][-1]["first_step"] = now()
+            self._write()
+
+    def estimated(self, finish: Fields, rollback_seconds: Sequence[float]) -> None:
+        """Add when the run will be finished, as estimated now."""
+        if self._is_kept:
+            self._fields["finish"] = finish
+            self._fields["sessions"] = self.sessions(rollback_seconds[-MOST_ROLLBACKS:])
+            self._write()
 
     def ended(self, measurement: Measurement) -> None:
         """Add how the session ended, and what was measured."""

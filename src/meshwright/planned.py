@@ -3,7 +3,7 @@
 A `Planned` is a candidate that was compiled; a `Plan` holds those of one fleet, and the weighing of the best.
 They print as their reports, as all results do.
 
-Imports: `results`, `config`, `hardware`, `predict`. Used by: `report`, `api` and the command line.
+Imports: `results`, `config`, `finishing`, `hardware`, `predict`. Used by: `report`, `api` and `cli`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from . import finishing
 from .config import RunConfig, commented_toml, holds_nothing, overridden
 from .errors import InputError
 from .hardware import Fleet
@@ -34,7 +36,7 @@ class Planned:
     `usable_bytes`: as `weigh` has them, None where the chip's memory is not known. `step_seconds`,
     `reserved_bytes` and `model_flops` are those of its compiled program, None if it failed for the reason in
     `failed`. `estimated_...`: the closed form's, before any correction; None for a function, which has none.
-    `prediction`: of the compiled program.
+    `prediction`: of the compiled program. `finish`: when its run is finished, if that was asked.
     """
 
     layout: str
@@ -49,6 +51,7 @@ class Planned:
     prediction: Prediction | None
     cached: bool
     failed: str
+    finish: finishing.Finish | None = None
 
     @property
     def step_seconds(self) -> Interval | None:
@@ -76,7 +79,11 @@ class Planned:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the candidate in JSON's types."""
-        return {**dataclasses.asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits}
+        fields = dataclasses.asdict(dataclasses.replace(self, finish=None))
+        if self.finish is not None:
+            whole = self.finish.to_dict(datetime.now())
+            fields["finish"] = {name: whole[name] for name in ("finish_date", "useful_share")}
+        return {**fields, "needed_bytes": self.needed_bytes, "fits": self.fits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,7 +1,8 @@
 """Find what rooms outside the core have registered, by the entry points of the installed package.
 
 The core asks for a group by its name and imports no such room. Groups: `meshwright.programs`, kinds of
-program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs.
+program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs;
+`meshwright.listeners`, what gets a run's events.
 
 Imports: the standard library. Used by: `programs`, `cli`.
 """

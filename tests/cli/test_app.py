@@ -40,7 +40,14 @@ def test_help_names_every_verb_and_loads_nothing_heavy():
     assert all(verb in done.stdout for verb in VERBS)
 
 
-@pytest.mark.parametrize("arguments", [["presets"], ["fleets"], ["formats"], ["fleets", "h100"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["presets"],
+        ["fleets", "h100"],
+        *(pytest.param([verb], marks=pytest.mark.wide) for verb in ("fleets", "formats")),
+    ],
+)
 def test_what_only_reads_catalogs_loads_no_jax(arguments: list[str]):
     done = python(HELP.format(arguments=arguments, heavy=("jax", "jaxlib", "matplotlib")))
     assert done.stderr.splitlines()[0] == "[]"

@@ -25,8 +25,18 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
-@pytest.mark.parametrize("command", ["fleets", "formats --json", "--help"])
+@pytest.mark.parametrize(
+    ("command", "redirected"),
+    [
+        ("fleets", ">/dev/full"),
+        ("formats --json", ">&-"),
+        ("--help", ">/dev/full"),
+        *(
+            pytest.param(*case, marks=pytest.mark.wide)
+            for case in (("fleets", ">&-"), ("formats --json", ">/dev/full"), ("--help", ">&-"))
+        ),
+    ],
+)
 def test_an_answer_that_cannot_be_written_is_an_error_with_words(command: str, redirected: str):
     done = shell(f"meshwright {command} {redirected}")
     assert done.returncode == 1
@@ -55,7 +65,10 @@ def test_a_reader_that_has_gone_leaves_the_status():
     assert (done.returncode, done.stdout, done.stderr) == (3, "x", "")
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "-1", "9" * 5000, "many"])
+@pytest.mark.parametrize(
+    "columns",
+    ["0", "9" * 5000, *(pytest.param(each, marks=pytest.mark.wide) for each in ("1", "-1", "many"))],
+)
 def test_a_width_that_is_none_is_not_believed(columns: str):
     done = shell("meshwright formats", COLUMNS=columns)
     assert max(len(line) for line in done.stdout.splitlines()) in range(90, 101)
@@ -74,7 +87,9 @@ def test_an_argument_that_is_no_text_is_the_users_input(argument: bytes):
     assert done.stderr.startswith("error: argument 2, ")
 
 
-@pytest.mark.parametrize("delay", [0.02, 0.1, 0.25, 0.4, 0.6])
+@pytest.mark.parametrize(
+    "delay", [0.1, 0.4, *(pytest.param(each, marks=pytest.mark.wide) for each in (0.02, 0.25, 0.6))]
+)
 def test_ctrl_c_at_any_time_shows_no_traceback_of_ours(delay: float):
     command = [*COMMAND, "weigh", "linear", "--on", "1xCPU"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -119,8 +119,17 @@ with warm_workers() if "fork" in sys.argv else contextlib.nullcontext():
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("how", "count"), [("new process", 2), ("fork", 3)])
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
+@pytest.mark.parametrize(
+    ("sent", "how", "count"),
+    [
+        pytest.param(signal.SIGKILL, "new process", 2, id="killed, a new process"),
+        pytest.param(signal.SIGINT, "fork", 3, id="interrupted, a fork"),
+        pytest.param(
+            signal.SIGINT, "new process", 2, id="interrupted, a new process", marks=pytest.mark.wide
+        ),
+        pytest.param(signal.SIGKILL, "fork", 3, id="killed, a fork", marks=pytest.mark.wide),
+    ],
+)
 def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent, how, count):
     (tmp_path / "sleeper.py").write_text("import time\ndef train_step(mesh): time.sleep(1000)\n")
     request = request_for("sleeper:train_step", "1xCPU", "data=1", search_path=(str(tmp_path),))

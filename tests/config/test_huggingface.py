@@ -200,6 +200,10 @@ def test_of_a_model_that_reads_images_the_text_part_is_taken_and_that_is_said(fo
     both, alone = folder_of(tree), folder_of(text, "alone")
     assert load_config(both).name.endswith("-text")
     assert load_config(both).model == load_config(alone).model
+    untyped = {key: value for key, value in text.items() if key != "model_type"}
+    assert (
+        load_config(folder_of({**tree, "text_config": untyped}, "untyped")).model == load_config(both).model
+    )
     assert "reads more than text; its text part, a gemma3_text, is taken" in text_reading(both)
     assert text_reading(alone) == text_reading("llama3-8b") == ""
 
@@ -261,6 +265,56 @@ HUNYUAN = {
     **{"intermediate_size": 3072, "vocab_size": 128167, "num_experts": 64, "tie_word_embeddings": True},
     **{"moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32, "num_shared_expert": [1] * 32},
     "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "type": "dynamic"},
+    **{"add_classification_head": False, "anyres_pooling_size": 2, "class_num": 0, "dense_list": [4096, 0]},
+    **{"moe_drop_tokens": False, "moe_layer_num_skipped": 0, "moe_random_routing_dropped_token": False},
+    **{"org_vocab_size": 128167, "pool_type": "last", "use_mixed_mlp_moe": True, "use_mla": False},
+    **{"use_rotary_pos_emb": True, "use_cla": False, "cla_share_factor": 2, "norm_type": "rms"},
+}
+QWEN3_5_TEXT = {
+    **{"model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "vocab_size": 248320},
+    **{"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 256},
+    **{"num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128},
+    **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
+    **{"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"},
+    **{"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "mlp_only_layers": []},
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+    "rope_parameters": {
+        **{"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25},
+        **{"rope_theta": 10000000, "rope_type": "default"},
+    },
+}
+QWEN3_5 = {"model_type": "qwen3_5_moe", "text_config": QWEN3_5_TEXT, "vision_config": {"depth": 27}}
+GRANITE_4 = {
+    **{"model_type": "granitemoehybrid", "hidden_size": 1536, "intermediate_size": 512, "vocab_size": 100352},
+    **{"num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_n_heads": 48},
+    **{"mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "num_local_experts": 64},
+    **{"num_experts_per_tok": 6, "shared_intermediate_size": 1024, "tie_word_embeddings": True},
+    **{"init_method": "mup", "normalization_function": "rmsnorm", "position_embedding_type": "nope"},
+    "layer_types": ["mamba"] * 5 + (["attention"] + ["mamba"] * 9) * 3 + ["attention"] + ["mamba"] * 4,
+}
+GRANITE_4_MICRO = {
+    **{**GRANITE_4, "hidden_size": 2560, "intermediate_size": 8192, "num_attention_heads": 40},
+    **{"num_key_value_heads": 8, "num_local_experts": 0, "num_experts_per_tok": 0},
+    **{
+        "shared_intermediate_size": 8192,
+        "position_embedding_type": "rope",
+        "layer_types": ["attention"] * 40,
+    },
+}
+COMMAND_R7B = {
+    **{"model_type": "cohere2", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 256000},
+    **{"layer_switch": 4, "sliding_window_pattern": 4, "order_of_interleaved_layers": "local_attn_first"},
+    **{"position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "use_embedding_sharing": True},
+    **{"use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True},
+}
+NEMOTRON_NANO = {
+    **{"model_type": "nemotron_h", "hidden_size": 4480, "intermediate_size": 15680, "vocab_size": 131072},
+    **{"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "mamba_num_heads": 128},
+    **{"mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8, "num_hidden_layers": 56},
+    **{"layer_norm_epsilon": 1e-05, "rms_norm_eps": 1e-05, "time_step_rank": 256},
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
 }
 EXAONE = {
     **{"model_type": "exaone4", "hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64},
@@ -292,8 +346,13 @@ STARCODER = {
     [
         *((MINIMAX, 230, 10), (ERNIE, 21, 3), (HUNYUAN, 80, 13), (EXAONE, 32, 32)),
         *((NEMOTRON, 31.6, 3.6), (STARCODER, 7.17, 7.17)),
+        *((QWEN3_5, 35, 3.4), (GRANITE_4, 7, 1.4), (GRANITE_4_MICRO, 3.4, 3.4)),
+        *((NEMOTRON_NANO, 9, 9), (COMMAND_R7B, 8, 8)),
     ],
-    ids=["minimax", "ernie", "hunyuan", "exaone", "nemotron", "starcoder"],
+    ids=[
+        *("minimax", "ernie", "hunyuan", "exaone", "nemotron", "starcoder"),
+        *("qwen3.5", "granite-4", "granite-4-micro", "nemotron-nano", "command-r7b"),
+    ],
 )
 def test_the_keys_of_a_published_file_are_understood(tree, total, active, folder_of):
     model = load_config(folder_of(tree)).model
@@ -306,6 +365,9 @@ def test_what_files_say_of_layers_and_positions_is_read(folder_of):
     assert minimax.rotary_share == 0.5
     hunyuan = load_config(folder_of(HUNYUAN, "hunyuan")).model
     assert hunyuan.rope_theta == pytest.approx(10_000 * 1000 ** (128 / 126))
+    assert text_reading(folder_of(HUNYUAN, "alpha")) == ""
+    further = text_reading(folder_of(QWEN3_5, "further"))
+    assert "further tokens (mtp_num_hidden_layers = 1) are left out" in further
     exaone = load_config(folder_of(EXAONE, "exaone")).model
     assert exaone.windows == (4096, 4096, 4096, None)
     assert [kind.has_positions for kind in exaone.period] == [True, True, True, False]
@@ -323,6 +385,10 @@ def test_what_files_say_of_layers_and_positions_is_read(folder_of):
         ({**MINIMAX, "scoring_func": "softmax"}, 'scoring_func = "softmax"'),
         ({**ERNIE, "moe_layer_end_index": 20}, "moe_layer_end_index = 20"),
         ({**HUNYUAN, "moe_topk": [8, 4] * 16}, "moe_topk = "),
+        ({**GRANITE_4, "num_experts_per_tok": 0}, "num_experts_per_tok = 0"),
+        ({**HUNYUAN, "moe_layer_num_skipped": 1}, "moe_layer_num_skipped = 1"),
+        ({**QWEN3_5_TEXT, "output_gate_type": "sigmoid"}, 'output_gate_type = "sigmoid"'),
+        ({**GRANITE_4, "normalization_function": "layernorm"}, 'normalization_function = "layernorm"'),
         ({**EXAONE, "sliding_window_pattern": "LLGL"}, "LLGL"),
         ({**NEMOTRON, "norm_eps": 1e-06}, "norm_eps = 1e-06, layer_norm_epsilon = 1e-05"),
         (

@@ -74,7 +74,7 @@ def mpirun(count: int) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("places", [ours, srun, mpirun])
+@pytest.mark.parametrize("places", [ours, srun, pytest.param(mpirun, marks=pytest.mark.wide)])
 def test_processes_find_each_other_as_their_launcher_placed_them(places):
     here = socket.gethostname()
     said = talk(places(2))

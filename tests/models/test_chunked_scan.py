@@ -88,9 +88,31 @@ def assert_close(found: Any, expected: Any, share: float) -> None:
         assert error < share
 
 
-@pytest.mark.parametrize("has_documents", [False, True], ids=["whole", "documents"])
-@pytest.mark.parametrize("chunk", [1, 64, 128])  # the last holds the whole sequence
-@pytest.mark.parametrize("form", FORMS)
+# Every two of a form, a chunk and documents but for a few; `make test-wide` has all others of the 24.
+EVERY_TIME = {
+    ("delta", 1, False),
+    ("delta", 64, True),
+    ("kda", 64, False),
+    ("kda", 128, True),
+    ("mamba", 64, True),
+    ("mamba", 128, False),
+    ("channels", 1, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "chunk", "has_documents"),
+    [
+        pytest.param(
+            *(form, chunk, documents),
+            id=f"{form}-{chunk}-{'documents' if documents else 'whole'}",
+            marks=() if (form, chunk, documents) in EVERY_TIME else pytest.mark.wide,
+        )
+        for form in FORMS
+        for chunk in (1, 64, 128)  # the last holds the whole sequence
+        for documents in (False, True)
+    ],
+)
 def test_chunks_give_what_the_recurrence_does_forward_and_backward(form, chunk, has_documents):
     steps, begins = steps_of(**FORMS[form]), None
     if has_documents:

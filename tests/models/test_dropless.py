@@ -57,8 +57,19 @@ def rows_in_tiles(width, seed):
     return jnp.array(x), tiles
 
 
-@pytest.mark.parametrize("how", [LOOP, KERNEL], ids=["loop", "kernel"])
-@pytest.mark.parametrize("axes", [Axes(0, 1), Axes(0, 2), Axes(1, 0), Axes(1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("how", "axes"),
+    [
+        pytest.param(LOOP, Axes(0, 1), id="loop, as declared"),
+        pytest.param(LOOP, Axes(1, 2), id="loop, experts second, summed last"),
+        pytest.param(KERNEL, Axes(0, 2), id="kernel, summed last"),
+        pytest.param(KERNEL, Axes(1, 0), id="kernel, experts second"),
+        pytest.param(LOOP, Axes(0, 2), id="loop, summed last", marks=pytest.mark.wide),
+        pytest.param(LOOP, Axes(1, 0), id="loop, experts second", marks=pytest.mark.wide),
+        pytest.param(KERNEL, Axes(0, 1), id="kernel, as declared", marks=pytest.mark.wide),
+        pytest.param(KERNEL, Axes(1, 2), id="kernel, experts second, summed last", marks=pytest.mark.wide),
+    ],
+)
 def test_each_row_meets_the_matrix_of_its_expert(how, axes):
     (x, tiles), (gradient, _) = rows_in_tiles(EMBED, 1), rows_in_tiles(48, 2)
     matrices = normal(5, EMBED, 48)
@@ -157,8 +168,15 @@ SPREADS = {
 }
 
 
-@pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "spread"),
+    [  # `make test` has each layout once, and each spread
+        pytest.param(layout, spread, marks=() if place % 3 == number else pytest.mark.wide)
+        for place, layout in enumerate(LAYOUTS)
+        for number, spread in enumerate(SPREADS)
+    ],
+    ids=str,
+)
 def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
     run, layer = context(**layout), layer_of()
     x, direction = normal(8, 12, EMBED, seed=7), normal(8, 12, EMBED, seed=8)

@@ -42,7 +42,13 @@ MODELS = {
 @pytest.mark.parametrize(
     "axes", [{}, pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.wide)], ids=["alone", "split"]
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("no loop", "groups, the last not whole", "groups by policy", "several kinds"),
+        *(pytest.param(name, marks=pytest.mark.wide) for name in ("a loop", "dense layers first")),
+    ],
+)
 def test_the_gradient_of_the_sums_is_the_sums_and_the_layers_gradients(name, axes, context):
     preset, *changes = MODELS[name]
     config = load_config(preset, (*SMALL, *changes))

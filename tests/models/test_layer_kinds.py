@@ -65,7 +65,13 @@ def assert_same(one, other, rtol=1e-5):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), one, other)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a list", "experts"),
+        *(pytest.param(name, marks=pytest.mark.wide) for name in ("a period", "dense first")),
+    ],
+)
 def test_stacked_layers_are_those_written_out(name, context):
     config = config_of(name)
     looped = Transformer(config.model)

@@ -56,7 +56,7 @@ def apart(tokens):
     return rows, where
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["rotary", pytest.param("learned", marks=pytest.mark.wide), "unrolled"])
 def test_hidden_states_are_those_of_each_document_alone(name, context):
     model, run, (tokens, segments) = Transformer(CONFIGS[name]), context(), packed()
     parameters = jax.jit(lambda: initial_parameters(model.parameters(), jax.random.key(1)))()
@@ -92,8 +92,10 @@ def separate_loss(model, parameters, tokens, context):
 
 @pytest.mark.parametrize(
     ("name", "layouts"),
-    [("rotary", ({}, {"data": 2, "fsdp": 2, "tensor": 2})), ("learned", ({},))],
-    ids=["rotary", "learned"],
+    [
+        pytest.param("rotary", ({}, {"data": 2, "fsdp": 2, "tensor": 2}), id="rotary"),
+        pytest.param("learned", ({},), id="learned", marks=pytest.mark.wide),
+    ],
 )
 def test_loss_and_gradients_are_those_of_the_documents_apart(name, layouts, context):
     model, (tokens, segments) = Transformer(CONFIGS[name]), packed()
@@ -117,7 +119,13 @@ def test_one_document_is_what_a_window_without_documents_is(context):
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layout", [{}, {"data": 2, "tensor": 2}], ids=["alone", "data, tensor"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({}, id="alone", marks=pytest.mark.wide),
+        pytest.param({"data": 2, "tensor": 2}, id="data, tensor"),
+    ],
+)
 def test_the_loss_is_the_mean_over_the_answers_that_a_batch_marks(layout, context):
     """Against Optax's loss of single tokens, for the tokens that are marked and begin no document."""
     model, (tokens, segments) = Transformer(LLAMA), packed()

@@ -78,8 +78,8 @@ def test_parts_of_keys_add_up_to_whatever_a_piece_of_queries_needs():
     [
         ({"context": 3}, True, 2**28),
         ({"data": 2, "context": 2, "tensor": 2}, False, 0),
-        ({"context": 3}, False, 2**28),
-        ({"data": 2, "context": 2, "tensor": 2}, False, 2**28),
+        pytest.param({"context": 3}, False, 2**28, marks=pytest.mark.wide),
+        pytest.param({"data": 2, "context": 2, "tensor": 2}, False, 2**28, marks=pytest.mark.wide),
         pytest.param({"context": 8}, False, 2**28, marks=pytest.mark.wide),
         pytest.param({"context": 8}, False, 0, marks=pytest.mark.wide),
         pytest.param({"data": 2, "context": 2, "tensor": 2}, True, 2**28, marks=pytest.mark.wide),
@@ -115,9 +115,9 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
     ("size", "shape", "documents", "most_gathered"),
     [
         (1, Shape(17, 2.0), True, 2**28),  # one device, with gradients of its own
-        (1, Shape(5), False, 2**28),
+        pytest.param(1, Shape(5), False, 2**28, marks=pytest.mark.wide),
         (3, Shape(17, 2.0), True, 2**28),  # pieces of 8: a window over several of them
-        (2, Shape(5), False, 2**28),
+        pytest.param(2, Shape(5), False, 2**28, marks=pytest.mark.wide),
         (4, Shape(None, 2.0), False, 0),
         pytest.param(3, Shape(5), False, 2**28, marks=pytest.mark.wide),
         pytest.param(4, Shape(47), False, 2**28, marks=pytest.mark.wide),
@@ -167,7 +167,7 @@ def test_windows_and_caps_are_those_of_the_definition(
     ("size", "window", "documents", "most_gathered"),
     [
         (1, 7, True, 2**28),
-        (2, None, False, 2**28),
+        pytest.param(2, None, False, 2**28, marks=pytest.mark.wide),
         (4, None, False, 0),
         pytest.param(2, 7, False, 2**28, marks=pytest.mark.wide),
         pytest.param(4, None, True, 0, marks=pytest.mark.wide),
@@ -276,7 +276,9 @@ def messages(jaxpr, kind="ppermute"):
     return total
 
 
-@pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots-attention", 1), ("full", 2)])
+@pytest.mark.parametrize(
+    ("remat", "runs"), [pytest.param("none", 1, marks=pytest.mark.wide), ("dots-attention", 1), ("full", 2)]
+)
 def test_only_full_rematerialisation_runs_the_ring_again(remat, runs, context, ring):
     """Messages round a ring of 4: 3 forward; backward 3 with keys, 3 with their gradients, 1 home."""
     run, *arguments = loss_and_gradients("rotary", context(remat=remat, context=4), False)

@@ -212,7 +212,7 @@ GRANITE = Mixer.of(mamba_heads=8, mamba_head_dim=4, mamba_groups=1, mamba_state_
         pytest.param(QWEN, qwen_module, qwen_of, id="qwen3-next"),
         pytest.param(KIMI, kimi_module, kimi_of, id="kimi-linear"),
         pytest.param(NEMOTRON, nemotron_module, mamba_of(2), id="nemotron-h"),
-        pytest.param(GRANITE, granite_module, mamba_of(1), id="granite"),
+        pytest.param(GRANITE, granite_module, mamba_of(1), id="granite", marks=pytest.mark.wide),
     ],
 )
 def test_a_mixer_gives_what_transformers_does_forward_and_backward(mixer, module, ours, context):
@@ -249,15 +249,32 @@ def parameters_of(mixer: Mixer) -> Any:
 SEGMENTS = jnp.asarray(np.cumsum(np.random.default_rng(4).random((2, LENGTH)) < 0.08, axis=1), jnp.int32)
 
 
+AXES = {
+    "data,context,tensor of documents": ({"data": 2, "context": 2, "tensor": 2}, True),
+    "fsdp,context": ({"fsdp": 2, "context": 4}, False),
+    "fsdp,tensor with repeated groups": ({"fsdp": 2, "tensor": 4}, False),
+}
+# Each mixer once and each layout; `make test-wide` has all others of the twelve.
+EVERY_TIME = {
+    ("qwen", "fsdp,tensor with repeated groups"),
+    ("kimi", "data,context,tensor of documents"),
+    ("nemotron", "data,context,tensor of documents"),
+    ("one-group", "fsdp,context"),
+}
+
+
 @pytest.mark.parametrize(
-    ("axes", "has_documents"),
+    ("name", "axes", "has_documents"),
     [
-        pytest.param({"data": 2, "context": 2, "tensor": 2}, True, id="data,context,tensor of documents"),
-        pytest.param({"fsdp": 2, "context": 4}, False, id="fsdp,context"),
-        pytest.param({"fsdp": 2, "tensor": 4}, False, id="fsdp,tensor with repeated groups"),
+        pytest.param(
+            *(name, *AXES[layout]),
+            id=f"{name}, {layout}",
+            marks=() if (name, layout) in EVERY_TIME else pytest.mark.wide,
+        )
+        for name in MIXERS
+        for layout in AXES
     ],
 )
-@pytest.mark.parametrize("name", MIXERS)
 def test_a_layout_gives_what_one_device_does(name, axes, has_documents, context):
     mixer = MIXERS[name]
     mixer = mixer._replace(config=mixer.config.model_copy(update={"scan_chunk": 8}))

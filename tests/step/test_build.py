@@ -102,10 +102,14 @@ IN_TWO = ("batch.microbatch_sequences=2",)  # of the rows of each of four replic
 # The model of both, and what changes none of its numbers. `make test` has tensor alone in
 # tests/test_layouts.py.
 CASES = [
-    pytest.param({"fsdp": 8}, NANO, (), id="fsdp=8"),
+    pytest.param({"fsdp": 8}, NANO, (), id="fsdp=8", marks=pytest.mark.wide),
     pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
     pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
-    pytest.param(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO), id="offloaded, in two"),
+    pytest.param(
+        *(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO)),
+        id="offloaded, in two",
+        marks=pytest.mark.wide,
+    ),
     pytest.param(ALL_THREE, NANO, ("offload=all", "remat=full", *IN_TWO), id="state offloaded, in two"),
     *(
         pytest.param(axes, NANO, more, id=name, marks=pytest.mark.wide)
@@ -429,6 +433,7 @@ SMALL = ["data.source=synthetic", "precision=bf16", "model.num_layers=4", "model
 SMALL += ["model.num_heads=8", "model.num_kv_heads=8", "model.mlp_dim=512", "model.vocab_size=1024"]
 SMALL += ["batch.sequences=32", "batch.sequence_length=128", "remat=full"]
 PARAMETERS = 4 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 2 * 1024 * 256 + 256
+EIGHT_BITS = ("state.moments=8bit", "optimizer.clip_norm=0.1", "model.embed_dim=64")
 BLOCK_INPUTS = 4 * (32 // 8) * 128 * 256 * 2  # layers, a replica's rows, positions, width; bf16
 
 
@@ -446,7 +451,15 @@ def test_moments_are_made_and_stay_in_host_memory_and_counts_do_not(mesh):
 @pytest.mark.parametrize(
     ("axes", "more"),
     [
-        pytest.param({}, ("batch.microbatch_sequences=4", "remat=none"), id="sums in the loop"),
+        pytest.param(
+            *({"fsdp": 2}, ("batch.microbatch_sequences=4", "remat=none", *EIGHT_BITS)),
+            id="moments in eight bits, clipped, sums in the loop",
+        ),
+        pytest.param(
+            *({}, ("batch.microbatch_sequences=4", "remat=none")),
+            id="sums in the loop",
+            marks=pytest.mark.wide,
+        ),
         pytest.param(
             {"fsdp": 2},
             ("model.num_layers=5", "remat=full-every-2"),
@@ -459,11 +472,7 @@ def test_moments_are_made_and_stay_in_host_memory_and_counts_do_not(mesh):
             id="experts, each replica's own",
             marks=pytest.mark.wide,
         ),
-        pytest.param(
-            {"fsdp": 2},
-            ("state.moments=8bit", "optimizer.clip_norm=0.1", "model.embed_dim=64"),
-            id="moments in eight bits, clipped",
-        ),
+        pytest.param({"fsdp": 2}, EIGHT_BITS, id="moments in eight bits, clipped", marks=pytest.mark.wide),
         pytest.param({"data": 2}, ("optimizer.kind=muon",), id="all at once", marks=pytest.mark.wide),
     ],
 )
@@ -492,6 +501,7 @@ def test_parameters_in_host_memory_train_bitwise_as_on_the_devices(mesh, built_o
     assert not any(jax.tree.leaves(held.inspect(state, rest[0])))
 
 
+@functools.cache
 def weighed(offload: str) -> mw.Weighing:
     return mw.weigh("bytes-nano", on="8xH100", layout="data=8", overrides=[*SMALL, f"offload={offload}"])
 

@@ -67,11 +67,11 @@ def test_weighed_a_master_copy_is_four_bytes_for_each_parameter_in_bf16():
 
 @pytest.mark.parametrize(
     ("kind", "learning_rate"),
-    [("adamw", 3e-3)]
+    [("adamw", None)]
     + [pytest.param(*given, marks=pytest.mark.wide) for given in (("lion", 1e-3), ("muon", 1e-2))],
 )
 def test_moments_in_eight_bits_learn_what_fp32_learns(kind, learning_rate):
-    chosen = (f"optimizer.kind={kind}", f"optimizer.learning_rate={learning_rate}")
+    chosen = (f"optimizer.kind={kind}", f"optimizer.learning_rate={learning_rate}") if learning_rate else ()
     (wide, _), (narrow, state) = trained((*HALF, *chosen)), trained((*EIGHT, *chosen))
     assert wide[-1] < wide[0] - 0.5
     np.testing.assert_allclose(narrow, wide, rtol=0.02)
@@ -91,9 +91,9 @@ def test_moments_in_eight_bits_learn_what_fp32_learns(kind, learning_rate):
 )
 def test_layouts_learn_alike_in_eight_bits(axes):
     more = (*EIGHT, "batch.microbatch_sequences=2", *(["zero1=true"] if "stage" in axes else []))
-    alone, _ = trained((*EIGHT, "batch.microbatch_sequences=2"), steps=6)
+    alone, _ = trained(EIGHT)
     together, _ = trained(more, tuple(axes.items()), steps=6)
-    np.testing.assert_allclose(together, alone, rtol=0.01)
+    np.testing.assert_allclose(together, alone[:6], rtol=0.01)
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -142,9 +142,9 @@ def test_weighed_moments_in_eight_bits_take_the_bytes_of_codes_and_scales():
 )
 def test_layouts_learn_alike_in_16_bits(axes):
     more = (*BY_CHANCE, "batch.microbatch_sequences=2", *(["zero1=true"] if "stage" in axes else []))
-    alone, _ = trained((*BY_CHANCE, "batch.microbatch_sequences=2"), steps=6)
+    alone, _ = trained(BY_CHANCE)
     together, _ = trained(more, tuple(axes.items()), steps=6)
-    np.testing.assert_allclose(together, alone, rtol=0.01)
+    np.testing.assert_allclose(together, alone[:6], rtol=0.01)
 
 
 def test_rounding_by_chance_is_right_on_average_and_keeps_what_is_no_number():

@@ -344,7 +344,10 @@ def test_gradients_are_those_of_fp32_whatever_the_scale(mesh, built_on, precisio
     assert norms[1] == pytest.approx(norms[0], rel=tolerance)
 
 
-@pytest.mark.parametrize(("precision", "more"), [("fp16", ()), ("fp8", ()), ("fp8", ("remat=none",))])
+@pytest.mark.parametrize(
+    ("precision", "more"),
+    [("fp16", ()), ("fp8", ()), pytest.param("fp8", ("remat=none",), marks=pytest.mark.wide)],
+)
 def test_eight_devices_compute_what_one_computes(mesh, built_on, precision, more):
     losses = []
     for axes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):

@@ -194,8 +194,12 @@ TWO, FOUR = ("pipeline_chunks=2",), ("pipeline_chunks=4",)
 WIDE, LONG = pytest.mark.wide, pytest.mark.long
 # The axes, the microbatches, what changes the model, and what changes none of its numbers.
 CASES = [
-    pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
-    pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages"),
+    pytest.param(
+        *({"stage": 4}, 2, KINDS, ("pipeline=gpipe",)),
+        id="four stages, gpipe, fewer microbatches than stages, layers of several kinds",
+    ),
+    pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe", marks=WIDE),
+    pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages", marks=WIDE),
     pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2", marks=WIDE),
     pytest.param({"stage": 2, "fsdp": 2}, 4, DROPOUT, ("remat=none",), id="fsdp, dropout", marks=LONG),
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="four stages, fsdp, dropout", marks=WIDE),
@@ -211,7 +215,7 @@ CASES = [
     ),
     pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=LONG),
     pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=LONG),
-    pytest.param({"stage": 2}, 2, KINDS, (), id="layers of several kinds"),
+    pytest.param({"stage": 2}, 2, KINDS, (), id="layers of several kinds", marks=WIDE),
     pytest.param({"stage": 2, "fsdp": 2}, 4, KINDS, TWO, id="two chunks, several kinds", marks=LONG),
     pytest.param(
         *({"stage": 4}, 4, ("model.num_layers=6",), ("remat=full-every-2",)),
@@ -286,7 +290,9 @@ def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(lay
     metrics, states, start = [], [], None
     for axes in ({}, layout):
         built = build_step(config, mesh(**axes))
-        start = start or jax.tree.map(np.asarray, built.init(np.uint32(0)))
+        drawn = jax.tree.map(np.asarray, built.init(np.uint32(0)))
+        start = start or drawn
+        jax.tree.map(np.testing.assert_array_equal, drawn, start)
         state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start, built.state)
         tokens = np.random.default_rng(0).integers(0, 64, built.batch["tokens"].shape, np.int32)
         batch = {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)}

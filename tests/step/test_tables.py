@@ -38,8 +38,11 @@ def test_between_steps_tensor_splits_the_columns_of_a_table_and_no_row_is_paddin
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("more", "num_rows"),
-    [((), 259), (("model.vocab_size=260",), 260), (("model.tied_embeddings=true",), 259)],
-    ids=["padded", "in parts", "tied"],
+    [
+        pytest.param((), 259, id="padded"),
+        pytest.param(("model.vocab_size=260",), 260, id="in parts", marks=pytest.mark.wide),
+        pytest.param(("model.tied_embeddings=true",), 259, id="tied"),
+    ],
 )
 def test_a_checkpoint_with_stages_has_whole_tables_and_is_restored_on_other_layouts(
     more, num_rows, mesh, tmp_path

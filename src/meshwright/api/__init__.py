@@ -15,8 +15,7 @@ if TYPE_CHECKING:  # beyond the verbs: what their commands need
     from ._reconcile import history as history
     from ._reconcile import history_path as history_path
     from ._reconcile import reconciled as reconciled
-    from ._reporting import TrackedRun as TrackedRun
-    from ._reporting import Tracker as Tracker
+    from ._trackers import check_trackers as check_trackers
     from ._train import named_run as named_run
     from ._weigh import weigh_unkept as weigh_unkept
 

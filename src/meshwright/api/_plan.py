@@ -202,6 +202,7 @@ class _Asked:
             started=self.started + candidates.seconds,
             ends=self.ends + candidates.seconds,
             on_event=self.on_event,
+            length=self.settings.run,
         )
 
 

@@ -23,7 +23,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
 from meshwright.planned import STOPPED, Plan, Planned, PlanProgress
 from meshwright.planning import Search, SearchOutcome, settings_words
-from meshwright.programs import CandidatePrograms, Candidates
+from meshwright.programs import CandidatePrograms, Candidates, RunLength
 from meshwright.results import Weighing, ignore
 
 WORKERS = "MESHWRIGHT_PLAN_WORKERS"
@@ -62,7 +62,8 @@ class CandidateRunner:
     `stops_at_first_fit`: nothing is begun after a candidate fits. `planned`: the candidates that were
     compiled or failed, by row; `unrolled`: those of them that were compiled once more, without their loop
     over layers. `best`: the fastest that fits. `ends`: when what still runs is cut off, by `time.monotonic`.
-    `of`: what is searched for, where that is not the plan itself.
+    `length`: of the run, for when each candidate finishes it. `of`: what is searched for, where that is not
+    the plan itself.
     """
 
     candidates: Candidates
@@ -71,6 +72,7 @@ class CandidateRunner:
     started: float
     ends: float
     on_event: Callable[[PlanProgress], None] = ignore
+    length: RunLength = field(default_factory=RunLength)
     of: str = ""
     stops_at_first_fit: bool = False
     planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
@@ -230,6 +232,7 @@ class CandidateRunner:
             prediction=None if weighing is None else weighing.prediction,
             cached=weighing is not None and weighing.cached,
             failed=failed,
+            finish=None if weighing is None else self.length.operated(weighing).finish,
         )
 
     @property

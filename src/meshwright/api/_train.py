@@ -30,8 +30,8 @@ from meshwright.units import format_seconds
 from ._live_finish import LiveFinish
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
-from ._reporting import check_trackers, reporting
 from ._run_log import FolderLog
+from ._trackers import check_trackers, reported
 
 if TYPE_CHECKING:
     from meshwright.config import Layout
@@ -147,8 +147,9 @@ def train(
         with KeptRun(held, run, fleet.name, num_steps).ending() as kept, ExitStack() as stack:
             weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
             _add_to_record(kept, weighing, on_event)
-            told = reporting(session.trackers, weighing, kept.number, held, on_event)
+            told = reported(session.trackers, weighing, kept.number, held, on_event)
             on_event = stack.enter_context(told)
+            live = LiveFinish(weighing, kept, _listener(weighing, on_event))
             request = RunRequest(
                 config=run,
                 fleet=fleet,
@@ -160,11 +161,11 @@ def train(
                 flops=_step_flops(weighing),
                 about=_about(weighing, agreement),
                 documents=_documents(run, weighing, first),
-                on_event=LiveFinish(weighing, _listener(weighing, on_event)),
+                on_event=live,
                 first_weights=first,
                 profile=None if session.profile is None else Path(session.profile),
                 times_kernels=times_kernels,
-                page=_LivePage(held, peers),
+                page=_LivePage(held, peers, live),
             )
             return _ended(request, weighing, _trained(request), kept)
 
@@ -407,8 +408,8 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, ke
 class _LivePage:
     """Draw the page of a run that is under way: first after a few seconds of steps, then at intervals."""
 
-    def __init__(self, held: RunFolder, peers: SingleProcess) -> None:
-        self._held, self._peers = held, peers
+    def __init__(self, held: RunFolder, peers: SingleProcess, live: LiveFinish) -> None:
+        self._held, self._peers, self._live = held, peers, live
         self._due: float | None = None
 
     def is_due(self) -> bool:
@@ -420,10 +421,22 @@ class _LivePage:
             self._due = now + min(FIRST_PAGE_SECONDS, REPORT_SECONDS)
         return now >= self._due
 
-    def draw(self) -> None:
-        """Draw it."""
+    def draw(self, record: Callable[[Event], None]) -> None:
+        """Draw it, with when the run will be finished, which `record` writes to the run's files."""
+        for event in self._estimate():
+            record(event)
         _draw(self._held, is_live=True)
         self._due = time.monotonic() + REPORT_SECONDS
+
+    def _estimate(self) -> list[Event]:
+        refused = self._held.writes.refused
+        try:
+            found = list(self._live.estimate())
+        except Exception as broken:  # a bug of it must not end a run of days
+            refused["finish"] = f"it could not be estimated: {type(broken).__name__}: {broken}"
+            return []
+        refused.pop("finish", None)
+        return found
 
 
 def _draw(held: RunFolder, *, is_live: bool = False) -> None:

@@ -140,7 +140,7 @@ def train(
     as_json: JsonFlag = False,
 ) -> None:
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
-    every = None if log_every is None else LogEvery.parse(log_every)
+    every, trackers = None if log_every is None else LogEvery.parse(log_every), _trackers_in(report_to)
     if resume and folder is None:
         config, folder = _run_to_resume(config)
     if restarts:
@@ -168,7 +168,7 @@ def train(
             given = [*with_lora(overrides, lora), *([] if layout is None else [f"layout={layout}"])]
             begun = {"resume": resume, "discard_steps": discard_steps, "begin_from": begin_from}
             how = {"on": on, "folder": folder, "data": data, "steps": steps, "on_event": listen}
-            session = Session(**begun, profile=profile, report_to=_names_in(report_to))
+            session = Session(**begun, profile=profile, report_to=trackers)
             run = run_train(config, overrides=given, session=session, **how)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         stopped.say()
@@ -182,8 +182,18 @@ def train(
     _check_written(run)
 
 
-def _names_in(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+def _trackers_in(text: str | None) -> tuple[str, ...]:
+    """Return the names of trackers.
+
+    Raises:
+        InputError: there is no tracker of that name.
+    """
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    if names:
+        from meshwright.api import check_trackers
+
+        check_trackers(names)
+    return names
 
 
 def _run_to_resume(config: str | None) -> tuple[str | None, Path | None]:

@@ -150,6 +150,9 @@ def refusal_of(tree: Tree, where: str) -> NotUnderstood | None:
 def text_part(tree: Tree) -> Tree:
     """Return the text part of a file of a model that reads more than text; any other file as it is."""
     if is_table(inner := tree.get("text_config")):
+        of_text = f"{tree.get('model_type')}_text"
+        if inner.get("model_type") is None and of_text in FAMILIES:  # which transformers takes it for
+            inner = {**inner, "model_type": of_text}
         named = {"architectures"} if inner.get("model_type") in FAMILIES else set[str]()  # of the whole model
         part = {key: value for key, value in inner.items() if key not in named}
         return {**{key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}, **part}
@@ -255,8 +258,9 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
     if missing := [key for key in missing if key != "n_inner"]:  # GPT-2's, which is usually null
         raise _lacks(name, " and ".join(missing), where)
     wrong: list[str] = []
+    without = {"num_experts", "experts_per_token"} if model.get("num_experts") == 0 else set[str]()
     for ours, theirs in family.keys.items():
-        if ours in model and (ours, model[ours]) != ("num_experts", 0):
+        if ours in model and not (ours in without and model[ours] == 0):
             try:
                 _adapter(ours).validate_python(model[ours], strict=True)
             except ValidationError as error:
@@ -544,7 +548,8 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Check that a model of experts says how many; leave out the width of a dense MLP where none is dense."""
     family = FAMILIES[given["model_type"]]
-    has_experts = not family.mixers or "experts" in model.get("layer_pattern", "experts")
+    alike = "experts" if "num_experts" in model else ""  # layers that need no pattern
+    has_experts = not family.mixers or "experts" in model.get("layer_pattern", alike)
     for ours in (
         ("experts_per_token", "num_experts") if has_experts and family.keys.get("num_experts") else ()
     ):

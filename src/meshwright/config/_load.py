@@ -120,7 +120,7 @@ def text_reading(text: str) -> str:
         return ""
     from ._families import FURTHER, QUANTISED
     from ._huggingface_config import family_of, reads_text_alone, text_part
-    from ._rotary_keys import DYNAMIC, stretching_of
+    from ._rotary_keys import DYNAMIC, has_alpha, stretching_of
 
     (_, tree), notes = found, list[str]()
     own, whole = tree["model_type"], tree
@@ -133,7 +133,7 @@ def text_reading(text: str) -> str:
     for key in (key for key in FURTHER if tree.get(key) and family_of(tree) is not None):
         what = f"modules that predict further tokens ({key} = {tree[key]}) are left out, as in transformers"
         notes.append(f"{what}, but for those that you train: --set model.mtp_layers={tree[key]}")
-    if stretching_of(tree) == DYNAMIC and family_of(tree) is not None:
+    if stretching_of(tree) == DYNAMIC and not has_alpha(tree) and family_of(tree) is not None:
         notes.append("dynamic stretching of positions begins beyond max_position_embeddings, and is left out")
     for key in (key for key in QUANTISED if whole.get(key) or tree.get(key)):
         notes.append(f"{key} is of the weights in the file: a step holds them in the formats of its own keys")

@@ -135,6 +135,12 @@ def stretching_of(tree: Tree) -> str | None:
     return (table.get("rope_type") or table.get("type")) if is_table(table) else None
 
 
+def has_alpha(tree: Tree) -> bool:
+    """Return whether a file multiplies the base of its positions by an `alpha`, at any length (Hunyuan)."""
+    table = tree.get("rope_scaling") or tree.get("rope_parameters")
+    return is_table(table) and bool(table.get("alpha"))
+
+
 def _table(name: str, given: Any, where: str) -> dict[str, Any]:
     """Return a table of a file, in which only the kind of stretching is a text."""
     if not is_table(given):

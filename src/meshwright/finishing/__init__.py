@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported on first use: most weighings ask for no day
     from ._finish import Workload as Workload
     from ._finish import best_period as best_period
     from ._finish import finish_of as finish_of
+    from ._own_history import OwnHistory as OwnHistory
     from ._workload import workload_of as workload_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import Any, Literal
@@ -31,12 +31,13 @@ from ._failures import (
     parsed_history,
     poisson,
     published,
+    work_again,
 )
+from ._own_history import OwnHistory
 
 DRAWS = 2000
 DAY = 86400.0
 NORMAL_90 = 1.645  # deviations to the end of an interval that holds nine of ten
-MOST_REWORK = 30.0  # times the time between faults: beyond it no checkpoint is ever reached
 MOST = 1e9  # of what an operator may give: seconds, hours or hosts
 NEVER = 100.0  # times its steps: a run that takes longer makes no progress
 PARTS = {
@@ -47,8 +48,11 @@ PARTS = {
     "waiting": "waiting for hosts",
     "start": "start",
 }  # what the time of a run goes to beside its steps, in words
+LEAST_LIKELY = 0.01  # a kind of restart that one's own restarts make less likely is not drawn
 LEAST_NOTED = 0.005  # of the time: what another period of checkpoints must save to be named
 Restart = Literal["automatic", "manual"]
+KINDS: tuple[Restart, ...] = ("automatic", "manual")
+UNKNOWN = OwnHistory()  # of a run that has not begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class Operations:
     def _check(self) -> None:
         """Raise an InputError if an answer is none."""
         _ = self.begins, self.rate
-        if self.restart not in (None, "automatic", "manual"):
+        if self.restart not in (None, *KINDS):
             raise InputError(f"restart {self.restart!r}", hint="automatic, or manual")
         for name in ("restart_seconds", "checkpoint_seconds", "spares", "spot_hours"):
             value = getattr(self, name)
@@ -129,16 +133,21 @@ class Evidence:
     checkpoint: LogNormal
 
     @classmethod
-    def of(cls, operations: Operations, restart: str, without: Sequence[str] = ()) -> Evidence:
-        """Return the answers of the user, and the published figures where there are none."""
-        rate = FaultRate.of_published(without)
-        if operations.failures is not None:
-            rate = rate.updated(*parsed_history(operations.failures))
+    def of(
+        cls,
+        work: Workload,
+        operations: Operations,
+        restart: str,
+        own: OwnHistory,
+        without: Sequence[str] = (),
+    ) -> Evidence:
+        """Return the answers of the user, else the published figures, updated by `own`."""
         known, person = LogNormal.known, LogNormal.of("manual", without)
         given, waits = operations.restart_seconds, operations.checkpoint_seconds
+        recovery = LogNormal.of(restart, without) if given is None else known(given)
         return cls(
-            rate=rate,
-            recovery=LogNormal.of(restart, without) if given is None else known(given),
+            rate=_rate_of(work, operations, own, without),
+            recovery=recovery.updated(own.restart_seconds),
             person=person,
             incidents=LogNormal.of("incident", without),
             checkpoint=LogNormal.of("checkpoint", without) if waits is None else known(waits),
@@ -200,9 +209,9 @@ class Finish:
 
     `seconds`: from the start. `useful_share`: of them in steps that count. `up_share`: in which the run runs.
     `interruptions`: faults and incidents. `save_every_seconds`: the best time between checkpoints; None where
-    the seconds of one are not known. `save_every_steps`: the same in steps. `restart`: the answer, or "".
-    `shares`: what the time goes to, by name, on average. `questions`: what is not known and would narrow it,
-    the most important first. `notes`: what follows for checkpoints.
+    the seconds of one are not known, or the run is shorter. `save_every_steps`: the same in steps.
+    `restart`: the answer, or "". `shares`: what the time goes to, by name, on average. `questions`: what is
+    not known and would narrow it, the most important first. `notes`: what follows for checkpoints.
     """
 
     seconds: Range
@@ -240,18 +249,24 @@ class Finish:
         lines = (beside, *self.notes, f"not known: {'; '.join(self.questions)}" if self.questions else "")
         return (words, *(line for line in lines if line))
 
+    def short_texts(self, now: datetime) -> tuple[str, str]:
+        """Return the day by which half of all runs end, and the useful share: ("12 Mar", "94.6 %")."""
+        if self.never:
+            return "never", "-"
+        return self._moment(self.seconds.expected, now), f"{100 * self.useful_share.expected:.1f} %"
+
+    def _moment(self, seconds: float, now: datetime) -> str:
+        """Return the day after so many seconds in words; the time of the day for a run of less than a day."""
+        if self.start is None and (self.seconds.high or self.seconds.expected) < DAY:
+            return f"{now + timedelta(seconds=seconds):%H:%M}"
+        return day_words(self.day(seconds, now), now.date())
+
     def _days_in_words(self, now: datetime) -> str:
-        seconds, today = self.seconds, now.date()
-        if self.start is None and (seconds.high or seconds.expected) < DAY:
-            low, expected, high = (
-                None if at is None else f"{now + timedelta(seconds=at):%H:%M}"
-                for at in (seconds.low, seconds.expected, seconds.high)
-            )
-        else:
-            low, expected, high = (
-                None if at is None else day_words(self.day(at, now), today)
-                for at in (seconds.low, seconds.expected, seconds.high)
-            )
+        seconds = self.seconds
+        low, expected, high = (
+            None if at is None else self._moment(at, now)
+            for at in (seconds.low, seconds.expected, seconds.high)
+        )
         if expected == low and high in (low, None) and self.day(seconds.expected, now) == date.max:
             return expected or ""
         if high is None:
@@ -318,21 +333,28 @@ def finish_of(
     work: Workload,
     operations: Operations,
     *,
+    own: OwnHistory = UNKNOWN,
     without: Sequence[str] = (),
     period_seconds: float | None = None,
 ) -> Finish:
     """Estimate when a run is finished.
 
     Args:
+        own: what has happened to the run so far, which updates the published figures.
         without: sources of failures.toml to leave out, as for a score of a run that is among them.
         period_seconds: between two checkpoints; the best one if not given.
     """
     if operations.checkpoint_seconds is None:
         operations = replace(operations, checkpoint_seconds=work.copy_seconds)
-    kinds = ("automatic", "manual") if operations.restart is None else (str(operations.restart),)
-    by_kind = [_runs(work, operations, kind, without, period_seconds) for kind in kinds]
-    runs = [run for some in by_kind for run in some]
-    period = _known_period(work, operations, without)
+    by_kind = {
+        kind: _runs(
+            work, operations, Evidence.of(work, operations, kind, own, without), period_seconds, draws
+        )
+        for kind, draws in _kinds(operations, own, without).items()
+    }
+    runs = [run for some in by_kind.values() for run in some]
+    between = _between(work, operations, _rate_of(work, operations, own, without))
+    period = _known_period(work, operations, between)
     step, total = work.step_seconds.expected, sum(run.seconds for run in runs)
     seconds = Range.of([run.seconds for run in runs])
     names = ("steps", "evaluation", "checkpoints", "lost", "restarts", "waiting", "start")
@@ -350,17 +372,37 @@ def finish_of(
     )
     return replace(
         made,
-        questions=tuple(_questions(work, operations, kinds, by_kind)),
-        notes=tuple(_notes(work, operations, made, without)),
+        questions=tuple(_questions(operations, between, by_kind)),
+        notes=tuple(_notes(work, operations, made, own, without, period_seconds)),
     )
 
 
+def _rate_of(work: Workload, operations: Operations, own: OwnHistory, without: Sequence[str]) -> FaultRate:
+    """Return what is known of the faults of 1,000 hosts of 8 accelerators, by what these hosts had."""
+    rate, weight = FaultRate.of_published(without), host_weight(work.chips_per_host)
+    if operations.failures is not None:
+        faults, node_days = parsed_history(operations.failures)
+        rate = rate.updated(faults, node_days * weight)
+    return rate.updated(own.faults, own.up_seconds / DAY * work.hosts * weight)
+
+
+def _kinds(operations: Operations, own: OwnHistory, without: Sequence[str]) -> dict[str, int]:
+    """Return how many runs to draw of each kind of restart: as many, but for what one's own restarts say."""
+    if operations.restart is not None:
+        return {str(operations.restart): DRAWS}
+    likely = {kind: LogNormal.of(kind, without).log_likelihood(own.restart_seconds) for kind in KINDS}
+    most = max(likely.values())
+    weights = {kind: math.exp(each - most) for kind, each in likely.items()}
+    shares = {kind: weight / sum(weights.values()) for kind, weight in weights.items()}
+    return {kind: round(2 * DRAWS * share) for kind, share in shares.items() if share >= LEAST_LIKELY}
+
+
 def _runs(
-    work: Workload, operations: Operations, restart: str, without: Sequence[str], period: float | None
+    work: Workload, operations: Operations, known: Evidence, period: float | None, draws: int
 ) -> list[_Drawn]:
     """Draw runs with one kind of restart."""
-    known, chance = Evidence.of(operations, restart, without), random.Random(45)
-    return [_drawn(work, operations, known, period, chance) for _ in range(DRAWS)]
+    chance = random.Random(45)
+    return [_drawn(work, operations, known, period, chance) for _ in range(draws)]
 
 
 def _drawn(
@@ -373,11 +415,10 @@ def _drawn(
     saving = known.checkpoint.draw(chance)
     # The period follows from what is expected of the faults, not from how they come.
     best = best_period(saving, _between(work, operations, known.rate))
-    every = period or max(best, work.step_seconds.expected)
     running = steps * (1 + work.extra_share)
+    every = period or max(best, work.step_seconds.expected)
     saves = running * saving / every
-    span = (every + saving) / between
-    rework = math.expm1(min(span, MOST_REWORK)) / span if span > 1e-6 else 1.0
+    rework = work_again((min(every, running) + saving) / between)  # a shorter run loses at most itself
     faults = faults_by_chance((running + saves) * rework / between, chance)
     lost = faults * between * (1 - 1 / rework)
     recovery = known.recovery.draw(chance)
@@ -428,13 +469,13 @@ def _of_spot(operations: Operations) -> float:
     return 0.0 if operations.spot_hours is None else 24 / operations.spot_hours
 
 
-def _known_period(work: Workload, operations: Operations, without: Sequence[str]) -> float | None:
-    """Return the best time between two checkpoints; None where their seconds are not known."""
+def _known_period(work: Workload, operations: Operations, between: float) -> float | None:
+    """Return the best time between two checkpoints; None of unknown seconds, and of a run that is shorter."""
     if operations.checkpoint_seconds is None:
         return None
-    rate = Evidence.of(operations, "automatic", without).rate
-    best = best_period(operations.checkpoint_seconds, _between(work, operations, rate))
-    return max(best, work.step_seconds.expected)  # no two checkpoints lie in one step
+    step = work.step_seconds.expected
+    best = max(best_period(operations.checkpoint_seconds, between), step)  # no two of them lie in one step
+    return best if best < work.steps * step * (1 + work.extra_share) else None
 
 
 def _absent_share(rate: float, hosts: int, spares: int | None) -> float:
@@ -452,18 +493,15 @@ def _absent_share(rate: float, hosts: int, spares: int | None) -> float:
     return min(0.99, max(0.0, 1 - within))
 
 
-def _questions(
-    work: Workload, operations: Operations, kinds: Sequence[str], by_kind: Sequence[Sequence[_Drawn]]
-) -> list[str]:
+def _questions(operations: Operations, between: float, by_kind: Mapping[str, Sequence[_Drawn]]) -> list[str]:
     """Return what is not known, with what would follow from an answer."""
     found: list[str] = []
-    if len(kinds) > 1:
-        useful = [Range.of([run.steps / run.seconds for run in runs]).expected for runs in by_kind]
+    if len(by_kind) > 1:
+        useful = [Range.of([run.steps / run.seconds for run in runs]).expected for runs in by_kind.values()]
         shares = [f"{100 * share:.3g} %" for share in useful]
         if len({*shares}) > 1:  # else the answer changes nothing
             found.append(f"--restart automatic or manual: {' and '.join(shares)} useful")
     if operations.checkpoint_seconds is None:
-        between = _between(work, operations, operations.rate)
         every = format_seconds(math.sqrt(2 * between))
         found.append(
             f"--checkpoint-seconds S, for which steps wait at one: then one every {every} x root of S"
@@ -475,23 +513,34 @@ def _questions(
     return found
 
 
-def _notes(work: Workload, operations: Operations, made: Finish, without: Sequence[str]) -> list[str]:
-    """Return what follows for the run's checkpoints."""
-    every, found = made.save_every_seconds, list[str]()
+def _notes(
+    work: Workload,
+    operations: Operations,
+    made: Finish,
+    own: OwnHistory,
+    without: Sequence[str],
+    period: float | None,
+) -> Iterator[str]:
+    """Yield what follows for the run's checkpoints."""
+    every = made.save_every_seconds
     if every is None:
-        return found
+        return
     if work.checkpoint_bytes and every > 0:
         rate = format_rate(work.checkpoint_bytes / every, "B/s")
         size = format_rate(work.checkpoint_bytes, "B")
-        found.append(f"checkpoints of {size} so often need storage that takes {rate}")
-    own = None if work.save_every is None else work.save_every * work.step_seconds.expected
-    if own is not None and not 0.5 <= own / every <= 2:
-        useful = finish_of(
-            replace(work, save_every=None), operations, without=without, period_seconds=own
-        ).useful_share
-        if useful.expected < made.useful_share.expected - LEAST_NOTED:
-            found.append(
-                f"as configured, a checkpoint every {format_seconds(own)}, {100 * useful.expected:.3g} % are "
-                f"useful: --set checkpoint.every_steps={made.save_every_steps}"
-            )
-    return found
+        yield f"checkpoints of {size} so often need storage that takes {rate}"
+    if work.save_every is None:
+        return
+    configured = period or work.save_every * work.step_seconds.expected
+    if 0.5 <= configured / every <= 2:
+        return
+    alone = replace(work, save_every=None)
+    useful = [
+        finish_of(alone, operations, own=own, without=without, period_seconds=each).useful_share.expected
+        for each in (configured, every)
+    ]
+    if useful[0] < useful[1] - LEAST_NOTED:
+        yield (
+            f"as configured, a checkpoint every {format_seconds(configured)}, {100 * useful[0]:.3g} % are "
+            f"useful: --set checkpoint.every_steps={made.save_every_steps}"
+        )

@@ -11,8 +11,9 @@ from meshwright.planned import FleetPlans, Plan
 from meshwright.units import format_bytes, format_price, format_seconds
 
 from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
-from ._plan_report import COLUMNS, unit_of
-from ._weighing import LISTED, YOURS, cost_words, run_words
+from ._plan_report import COLUMNS, FINISH_COLUMNS, NUMBERS, finish_cells, unit_of
+from ._weighing import LISTED, YOURS, cost_words, finish_lines, run_words
+from ._weighing_facts import finish_texts
 
 
 def fleets_document(made: FleetPlans, more: str = "") -> Document:
@@ -56,6 +57,8 @@ def _verdict(made: FleetPlans) -> Iterator[Words]:
             cost = cost_words(total, LISTED if chosen.price else YOURS)
             words = f"{run_words(total, unit_of(chosen))}{f'; {cost}' if cost else ''}"
             yield Words(lead=f"RUN on {chosen.fleet.name}: ", text=words)
+        if chosen.best is not None:
+            yield from finish_lines(finish_texts(chosen.best)[:1])
 
 
 def _line(which: str, plan: Plan) -> Words:
@@ -65,13 +68,17 @@ def _line(which: str, plan: Plan) -> Words:
 
 
 def _table(made: FleetPlans) -> ReportTable:
-    columns = ("fleet", *COLUMNS[:-1], "to spare", "price of a step")
-    rows = [
-        TableRow(cells=_cells(plan), tone="strong" if plan is made.fastest else "") for plan in made.ranked
-    ]
-    rows += [TableRow(cells=(name, *(["-"] * 7)), tone="faint") for name in made.refused]
-    numbers = ("step", "memory", "MFU", "to spare", "price of a step")
-    return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1)
+    asked = any(plan.winner is not None and plan.winner.finish is not None for plan in made.plans)
+    more = ("to spare", "price of a step", *(FINISH_COLUMNS if asked else ()))
+    columns = ("fleet", *COLUMNS, *more)
+    rows: list[TableRow] = []
+    for plan in made.ranked:
+        cells = _cells(plan)
+        if asked:
+            cells += ("-", "-") if plan.winner is None else finish_cells(plan.winner)
+        rows.append(TableRow(cells=cells, tone="strong" if plan is made.fastest else ""))
+    rows += [TableRow(cells=(name, *(["-"] * (len(columns) - 1))), tone="faint") for name in made.refused]
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=(*NUMBERS, *more), unbroken=1)
 
 
 def _cells(plan: Plan) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ beside what compiling found.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from meshwright.planned import Plan, Planned
 from meshwright.units import format_bytes, format_count, format_seconds
@@ -49,7 +50,9 @@ from ._weighing_facts import WeighingFacts, facts_of, finish_texts
 MOST_ROWS = 8  # of the ranked table on a terminal, unless told
 ALIKE = 0.01  # share of the step below which two candidates are practically the same
 LEAST_NAMED = 0.005  # share of the step; smaller differences are not named
-COLUMNS = ("layout", "settings", "step", "memory", "MFU", "")
+COLUMNS = ("layout", "settings", "step", "memory", "MFU")
+FINISH_COLUMNS = ("finish", "useful")  # if the tokens of the run are known
+NUMBERS = ("step", "memory", "MFU", "finish", "useful")
 
 
 def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = "") -> Document:
@@ -209,14 +212,23 @@ def _figures(candidate: Planned) -> tuple[str, str, str, str]:
 
 
 def _ranked_table(plan: Plan, most_rows: int | None) -> ReportTable:
-    front = plan.front
-    rows: list[TableRow] = []
+    front, rows = plan.front, list[TableRow]()
+    asked = any(candidate.finish is not None for candidate in plan.ranked)
     for candidate in plan.ranked[:most_rows]:
         *figures, remark = _figures(candidate)
         remark = remark or ("front" if candidate in front else "")
-        cells = (candidate.layout, candidate.settings, *figures, remark)
+        finish = finish_cells(candidate) if asked else ()
+        cells = (candidate.layout, candidate.settings, *figures, *finish, remark)
         rows.append(TableRow(cells=cells, tone=_tone(plan, candidate)))
-    return ReportTable(columns=COLUMNS, rows=tuple(rows), numbers=("step", "memory", "MFU"), unbroken=1)
+    columns = (*COLUMNS, *(FINISH_COLUMNS if asked else ()), "")
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=NUMBERS, unbroken=1)
+
+
+def finish_cells(candidate: Planned) -> tuple[str, str]:
+    """Return when half of all runs of a candidate are finished, and the useful share of their time."""
+    if candidate.finish is None or candidate.fits is False:
+        return "-", "-"
+    return candidate.finish.short_texts(datetime.now())
 
 
 def _tone(plan: Plan, candidate: Planned) -> Tone:

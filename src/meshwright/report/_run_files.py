@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError
-from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_text, reason
+from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_json, read_text, reason
 from meshwright.json_records import read_record
 from meshwright.measure import Measurement, Reconciliation
 from meshwright.results import WEIGHING_SCHEMA
@@ -44,6 +44,7 @@ class RunFiles:
     measurement: Measurement | None = None
     reconciliation: Reconciliation | None = None
     notes: tuple[str, ...] = ()
+    finish: str = ""  # when it will be, as estimated last
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return steps and values of one metric in order of the steps; a repeated step has its last value."""
@@ -89,7 +90,18 @@ def read_run(folder: Path) -> RunFiles:
         measurement=read("measurement.json", Measurement.from_json),
         reconciliation=read("reconciliation.json", Reconciliation.from_json),
         notes=tuple(notes),
+        finish=_finish_of(folder / "run.json"),
     )
+
+
+def _finish_of(path: Path) -> str:
+    """Return when a run will be finished, as its record says; "" if it does not."""
+    try:
+        found = read_json(path, MOST_RECORD_BYTES, strict=False)
+    except (OSError, ValueError):
+        return ""
+    finish = found.get("finish") if isinstance(found, dict) else None
+    return str(finish["text"]) if isinstance(finish, dict) and "text" in finish else ""
 
 
 def _entries(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:

@@ -68,7 +68,9 @@ def run_page(folder: Path, *, is_live: bool = False) -> str:
     steps = files.series("loss")[0]
     so_far = f"under way, {steps[-1]:,} steps so far" if steps else "under way"
     facts = ", ".join(filter(None, (made.facts, so_far)))
-    return page(dataclasses.replace(made, facts=facts, reload_seconds=RELOAD_SECONDS))
+    finish = section("", *([Words(lead="FINISH: ", text=files.finish)] if files.finish else []))
+    sections = (*finish, *made.sections)
+    return page(dataclasses.replace(made, facts=facts, sections=sections, reload_seconds=RELOAD_SECONDS))
 
 
 def write_report(folder: Path, *, is_live: bool = False) -> Path:

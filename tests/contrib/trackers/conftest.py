@@ -67,7 +67,7 @@ def trackers(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text(ENTRIES)
     (package / "fake_trackers.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(package)
-    monkeypatch.setattr("meshwright.api._reporting.END_SECONDS", 1.0)
+    monkeypatch.setattr("meshwright.contrib.trackers._reporting.END_SECONDS", 1.0)
     importlib.invalidate_caches()
     made = importlib.import_module("fake_trackers")
     yield made

@@ -61,7 +61,7 @@ def test_a_tracker_gets_a_run_and_its_next_session_and_bad_ones_are_said_once(tr
 
 
 def test_a_tracker_that_is_behind_loses_figures_and_not_the_run(trackers, tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.api._reporting.MOST_WAITING", 2)
+    monkeypatch.setattr("meshwright.contrib.trackers._reporting.MOST_WAITING", 2)
     events = []
     assert trained(tmp_path / "run", ("hangs",), 6, events).measurement.steps == 6
     (said,) = [event for event in events if isinstance(event, Noticed) and event.kind == "tracker"]
@@ -93,7 +93,7 @@ def test_a_name_without_a_tracker_is_refused_before_the_run(trackers, tmp_path):
 
 
 def test_tensorboards_file_has_the_figures_under_their_names(tmp_path):
-    from meshwright.api import TrackedRun
+    from meshwright.contrib.trackers import TrackedRun
 
     (tmp_path / "weighing.json").write_text('{"fits": true}')
     run = TrackedRun(

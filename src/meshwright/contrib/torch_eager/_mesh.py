@@ -13,7 +13,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def fake_world(axes: Axes, rank: int) -> Iterator[DeviceMesh]:
     excepthook = sys.excepthook  # PyTorch puts the rank before every line of a later traceback
     dist.init_process_group("fake", rank=rank, world_size=math.prod(sizes), store=FakeStore())
     try:
-        with _answering_ddp(), _meshes_of_their_own():
+        with _answering_ddp(), _meshes_of_their_own(), _shards_when_asked():
             yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
@@ -136,6 +136,41 @@ def _answering_ddp() -> Iterator[None]:
         yield
     finally:
         kind.__init__, distributed.Reducer = original, make
+
+
+class _Shards(Sequence[torch.Tensor]):
+    """The parts of a tensor that `torch.chunk` makes, each made when it is asked for; then empty ones."""
+
+    def __init__(self, tensor: torch.Tensor, num_shards: int, dim: int) -> None:
+        self._tensor, self._num_shards, self._dim = tensor, num_shards, dim
+        self._length = math.ceil(tensor.size(dim) / num_shards)
+
+    def __len__(self) -> int:
+        return self._num_shards
+
+    def __getitem__(self, place: Any) -> Any:
+        start, end = place * self._length, self._tensor.size(self._dim)
+        if start >= end > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._length, end - start))
+
+
+@contextlib.contextmanager
+def _shards_when_asked() -> Iterator[None]:
+    """Let FSDP2 make the shards that it reads, which are two of each parameter, and not those of every rank.
+
+    It makes one for each rank to read the first and its own. With 512 ranks these fake tensors took most of
+    the time of an account.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    parameters: Any = _fsdp_param
+    original = parameters._chunk_with_empty
+    parameters._chunk_with_empty = _Shards
+    try:
+        yield
+    finally:
+        parameters._chunk_with_empty = original
 
 
 def spread(

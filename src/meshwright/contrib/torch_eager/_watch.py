@@ -359,6 +359,7 @@ SILENT_NAMESPACES = ("prim", "profiler", "fsdp", "_dtensor")  # they copy, and m
 BITSANDBYTES = ("optimizer_update", "quantize", "dequantize")
 # Operations that take a handle of cuBLAS. Grouped products are CUTLASS's, outer ones elementwise.
 OF_CUBLAS = {f"aten.{name}" for name in (*PRODUCTS, *VECTORS)} - {"aten._grouped_mm", "aten.addr"}
+CONTAINERS = (list, tuple, dict)  # and classes that extend them, such as torch.Size
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
 
@@ -418,7 +419,7 @@ class StorageWatch(TorchDispatchMode):
             if made_of is not NotImplemented:
                 return made_of
         if operation_name(func) not in LIFTED:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
+            args, kwargs = self._all_met(args), self._all_met(kwargs)
         if self._storages.on_host or self._to_host:
             self._storages.makes_on_host = self._goes_to_host((args, kwargs))
         is_grouped = func is torch.ops.aten._grouped_mm.default
@@ -479,6 +480,18 @@ class StorageWatch(TorchDispatchMode):
         fake = self._fakes.tensor(tensor, "a tensor from outside the module")
         self._storages.put_from_outside(fake)
         return fake
+
+    def _all_met(self, given: Any) -> Any:
+        """Return arguments of an operation with each tensor met. PyTorch's own maps of trees take longer."""
+        if isinstance(given, torch.Tensor):
+            return self._met(given)
+        if type(given) in (list, tuple):
+            return type(given)(map(self._all_met, given))
+        if type(given) is dict:
+            return {name: self._all_met(each) for name, each in given.items()}
+        return (
+            pytree.tree_map_only(torch.Tensor, self._met, given) if isinstance(given, CONTAINERS) else given
+        )
 
     def _met(self, tensor: torch.Tensor) -> torch.Tensor:
         if not has_storage(tensor):

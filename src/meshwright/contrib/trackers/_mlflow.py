@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.extras import check_installed
 
 if TYPE_CHECKING:
-    from meshwright.api import TrackedRun
+    from ._reporting import TrackedRun
 
 NUMBER = "meshwright.run"
 AT_ONCE, LONGEST = 100, 6000  # parameters of a batch, and letters of one, that MLflow takes

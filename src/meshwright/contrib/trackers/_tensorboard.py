@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.extras import check_installed
 
 if TYPE_CHECKING:
-    from meshwright.api import TrackedRun
+    from ._reporting import TrackedRun
 
 
 class TensorboardTracker:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.extras import check_installed
 
 if TYPE_CHECKING:
-    from meshwright.api import TrackedRun
+    from ._reporting import TrackedRun
 
 
 def _say(*words: object, **how: Any) -> None:

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.extras import check_installed
 
 if TYPE_CHECKING:
-    from meshwright.api import TrackedRun
+    from ._reporting import TrackedRun
 
 STEP = "train/global_step"
 

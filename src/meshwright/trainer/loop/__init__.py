@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._interface import Evaluated as Evaluated
     from ._interface import Event as Event
     from ._interface import Finished as Finished
+    from ._interface import FinishEstimated as FinishEstimated
     from ._interface import FirstParameters as FirstParameters
     from ._interface import FirstStepsDone as FirstStepsDone
     from ._interface import Noticed as Noticed

@@ -167,6 +167,17 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinishEstimated:
+    """Report when the run will be finished, as expected after `step` updates by what has happened so far.
+
+    `figures`: by their names in metrics.jsonl (docs/explanation/finish.md); a missing end is left out.
+    """
+
+    step: int
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """Report the text that the trained model generated after a prompt from the held-out split."""
 
@@ -184,7 +195,7 @@ class Finished:
 
 Event = (
     Started | StepCompiled | StepDone | FirstStepsDone | EpochDone
-    | Evaluated | CheckpointSaved | Noticed | Sampled | Finished
+    | Evaluated | CheckpointSaved | Noticed | FinishEstimated | Sampled | Finished
 )  # fmt: skip
 Listener = Callable[[Event], None]
 
@@ -226,8 +237,12 @@ class Page(Protocol):
         """Return whether it is time to draw it again."""
         ...
 
-    def draw(self) -> None:
-        """Draw it from the run's files; must not raise."""
+    def draw(self, record: Listener) -> None:
+        """Draw it from the run's files; must not raise.
+
+        Args:
+            record: takes what is reckoned for the page, writes it to the run's files, and reports it.
+        """
         ...
 
 

@@ -356,7 +356,7 @@ class Loop:
                 self._save()
             if draws and self._page is not None:
                 with self._phases.of("page"):
-                    self._page.draw()
+                    self._page.draw(self.recorder.emit)
             self._report_saves()
             self.recorder.phases(self._phases)
             if evaluates or saves or draws:

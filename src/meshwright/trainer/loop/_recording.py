@@ -31,6 +31,7 @@ from ._interface import (
     EpochDone,
     Evaluated,
     Event,
+    FinishEstimated,
     FirstStepsDone,
     Noticed,
     NoticeKind,
@@ -394,9 +395,14 @@ class Recorder:
         self.emit(Noticed(step=step, kind=kind, message=message, hint=hint))
 
     def emit(self, event: Event) -> None:
-        """Pass an event to the listener, a notice to the files first; report files that cannot be written."""
+        """Pass an event to the listener, what no other call writes to the files first.
+
+        Files that cannot be written are reported.
+        """
         if isinstance(event, Noticed):
             self._files.notice(event)
+        elif isinstance(event, FinishEstimated):
+            self._files.write(event.step, "finish", event.figures)
         self._request.on_event(event)
         for why, names in self._files.writes.unreported().items():
             notice = not_written(max(self.losses, default=0), why, names)

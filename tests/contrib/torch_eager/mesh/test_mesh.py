@@ -107,6 +107,31 @@ def test_uneven_shards_are_padded_and_both_ends_of_the_mesh_are_run():
     assert messages(weighing)["all-gather", "forward"][1] == 4 * 2 * 64 * 4
 
 
+@pytest.mark.parametrize("rows", [5, 64, 100])
+def test_more_ranks_take_no_more_operations(rows, monkeypatch):
+    """FSDP2 makes a shard for each rank, of which it reads two: the others were minutes of a large mesh."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dispatched = []
+    original = FakeTensorMode.dispatch
+
+    def dispatch(self, func, *args, **kwargs):
+        dispatched.append(func)
+        return original(self, func, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", dispatch)
+    module = torch.nn.Sequential(torch.nn.Linear(64, rows, bias=False))
+    counts, ranks = [], []
+    for devices in (128, 512):
+        dispatched.clear()
+        ranks.append(weigh(module, torch.zeros(8, 64), on=f"{devices}xH100").account.ranks)
+        counts.append(len(dispatched))
+    assert abs(counts[1] - counts[0]) < 128
+    assert all(rank.parameters_bytes == 64 * 4 for both in ranks for rank in both), (
+        "a row, also where none is"
+    )
+
+
 def split(module, mesh):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

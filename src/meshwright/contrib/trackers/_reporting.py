@@ -4,7 +4,7 @@ A tracker is found by its name among the entry points `meshwright.trackers`, and
 queue. A queue that is full loses figures; a call that raises, or never returns, is left alone. Each is said
 once.
 Names of figures are those of Hugging Face's Trainer where it has one: train/loss, train/grad_norm, eval/loss.
-Imports: `registry`, `results`; `trainer.loop` late. Used by: `_train`; `contrib.trackers` for its records.
+Imports: `registry`, `results`; `trainer.loop` late. Used by: `api`, by its entry point.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshwright.errors import InputError, MeshwrightError, nearest_name
-from meshwright.registry import load_registered, registered_names
+from meshwright.errors import MeshwrightError
+from meshwright.registry import load_registered
 
 if TYPE_CHECKING:
     from meshwright.results import Weighing
-    from meshwright.trainer.loop import RunFolder
 
 TRACKERS = "meshwright.trackers"  # the group in which rooms outside the core register trackers
 MOST_WAITING = 1000  # steps in the queue of one tracker
@@ -63,18 +62,6 @@ class Tracker(Protocol):
     def end(self, state: str) -> None:
         """End the session: finished | stopped | failed."""
         ...
-
-
-def check_trackers(names: Iterable[str]) -> None:
-    """Check the names of trackers before a run.
-
-    Raises:
-        InputError: there is no tracker of that name.
-    """
-    known = registered_names(TRACKERS)
-    for name in names:
-        if name not in known:
-            raise InputError(f"--report-to {name!r} is not known", hint=nearest_name(name, known))
 
 
 def tracked_run(weighing: Weighing, folder: Path, number: str, resumed_at: int) -> TrackedRun:
@@ -218,18 +205,14 @@ class Reporter:
 
 @contextmanager
 def reporting(
-    names: Sequence[str], weighing: Weighing, number: str, held: RunFolder, on_event: Callable[[Any], None]
+    names: Sequence[str], weighing: Weighing, number: str, folder: Path, on_event: Callable[[Any], None]
 ) -> Iterator[Callable[[Any], None]]:
     """Yield a listener that reports a run to trackers too, and end them with the block.
 
     Args:
         number: of the run, the same in all its sessions.
-        held: its folder. Of several processes the first reports.
     """
-    if not names or not held.peers.is_first:
-        yield on_event
-        return
-    reporter = Reporter(names, weighing, number, held.path, on_event)
+    reporter = Reporter(names, weighing, number, folder, on_event)
     try:
         yield reporter
     except BaseException as ended:
@@ -252,7 +235,7 @@ def _predicted(weighing: Weighing) -> dict[str, float]:
 
 def figures_of(event: Any, tokens_per_step: int) -> tuple[int, dict[str, float]]:
     """Return the step and the figures of an event by their names in trackers; none for other events."""
-    from meshwright.trainer.loop import CheckpointSaved, EpochDone, Evaluated, StepDone
+    from meshwright.trainer.loop import CheckpointSaved, EpochDone, Evaluated, FinishEstimated, StepDone
 
     match event:
         case StepDone():
@@ -272,6 +255,8 @@ def figures_of(event: Any, tokens_per_step: int) -> tuple[int, dict[str, float]]
             values |= {f"eval/{name}": value for name, value in event.metrics.items()}
         case EpochDone():
             values = {"train/epoch": float(event.epoch), "train/epoch_seconds": event.seconds}
+        case FinishEstimated():
+            values = {name.replace("_", "/", 1): value for name, value in event.figures.items()}
         case CheckpointSaved():
             values = {
                 "checkpoint/blocked_seconds": event.blocked_seconds,
