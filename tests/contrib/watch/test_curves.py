@@ -218,6 +218,15 @@ def test_a_step_that_is_trained_again_replaces_evaluations_and_epochs_after_it_t
     assert run.metrics.curve("loss").steps == (1, 2)
 
 
+def test_an_estimate_of_the_finish_replaces_no_evaluation_of_its_step(tmp_path):
+    texts = ['{"step": 1, "held_out_loss": 5.0}', '{"step": 1, "finish_seconds_left": 60.0}']
+    shelf = Shelf([make_run(tmp_path / "run", [line(1), *texts])])
+    refreshed(shelf)
+    (run,) = shelf.runs
+    assert run.metrics.curve("held_out_loss").means == (5.0,)
+    assert run.metrics.curve("finish_seconds_left").means == (60.0,)
+
+
 @pytest.fixture
 def long_run(tmp_path, monkeypatch):
     """Return the folder of a run whose curves the cache keeps, with an empty cache."""

@@ -1,9 +1,9 @@
 """Read a run's metrics.jsonl as it grows: each byte once, a broken or hostile line passed over.
 
-A line of a step, one of an evaluation and one of an epoch have different quantities, and go into different
-`Buckets`. A step that is trained again, after a rollback, replaces the lines of all kinds from there on. The
-file is begun again only where it is another file or has become shorter, as when a run resumes. The curves of
-a large file are kept in the cache, so that it is read once (`_kept_curves`).
+A line of a step, of an evaluation, of an epoch and of an estimate of the finish have different quantities,
+and go into different `Buckets`. A step that is trained again, after a rollback, replaces the lines of all
+kinds from there on. The file is begun again only where it is another file or has become shorter, as when a
+run resumes. The curves of a large file are kept in the cache, so that it is read once (`_kept_curves`).
 
 Imports: `_buckets`, `_kept_curves`, `files`. Used by: `_run_record`, `contrib.watch`.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 20  # read and parsed at once, in about 10 ms
 LONGEST_LINE = 1 << 16  # a longer one is no line of a run
 MOST_STEP = 2**53  # above it a browser's numbers skip whole ones
 LARGEST = 1e100  # axes are computed with differences and squares
-KINDS = TRAIN, HELD_OUT, EPOCH = ("train", "held-out", "epoch")
+KINDS = TRAIN, HELD_OUT, EPOCH, FINISH = ("train", "held-out", "epoch", "finish")
 PREVIEW_LINES, PREVIEW_BYTES = 150, 2048  # of a file that is not read to its end yet
 MOST_POINTS = 1000
 Row = dict[str, Any]
@@ -229,11 +229,13 @@ def _row_at(file: IO[bytes], place: int) -> Row | None:
     return next((row for row in rows if kind_of(row) == TRAIN), None)
 
 
-def kind_of(names: Container[str]) -> str:
+def kind_of(names: Collection[str]) -> str:
     """Return the kind of a line by the names of its quantities."""
     if "epoch" in names:
         return EPOCH
-    return TRAIN if "loss" in names else HELD_OUT
+    if "loss" in names:
+        return TRAIN
+    return FINISH if any(name.startswith("finish_") for name in names) else HELD_OUT
 
 
 def _rows(lines: Sequence[bytes]) -> tuple[list[Row], int]:
