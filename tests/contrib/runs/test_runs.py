@@ -337,3 +337,11 @@ def test_the_list_is_one_screen_with_the_words_of_what_died(store: Path):
     assert max(map(len, text.splitlines())) <= 100
     assert made.to_dict()["records"][0]["state"] == "dead"
     assert "<table" in made.to_html()
+
+
+def test_a_step_that_is_far_from_its_prediction_shows_by_how_much_and_no_multiple(store: Path):
+    run_in(store / "runs" / "a")
+    path = store / "runs" / "a" / "run.json"
+    predicted = {"step_seconds": {"low": None, "expected": 4e-6, "high": None}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "weighing": predicted}))
+    assert "500 ms more" in str(mw.runs(store / "runs"))

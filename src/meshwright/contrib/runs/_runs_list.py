@@ -342,7 +342,7 @@ def _runs_table(shown: Sequence[RunRecord], short: int) -> ReportTable | None:
                 "" if run.tokens is None else format_count(run.tokens),
                 "" if run.loss is None else f"{run.loss:.4g}" if abs(run.loss) >= 1e-3 else f"{run.loss:.1e}",
                 "" if run.step_seconds is None else format_seconds(run.step_seconds),
-                "" if run.step_error is None else _error(run.step_error),
+                _error(run),
             ),
             tone=TONES.get(run.state, ""),
         )
@@ -358,10 +358,16 @@ def _steps(count: int) -> str:
     return f"{count:,}" if count < 100_000 else format_count(count)
 
 
-def _error(share: float) -> str:
-    """Return how a measured step differs from the predicted one: "+3.1 %", "12 x"."""
-    if abs(share) >= 10:
-        return f"{share + 1:.0f} x"
+def _error(run: RunRecord) -> str:
+    """Return how a measured step differs from the predicted one: "+3.1 %", or "690 us more" if it is far off.
+
+    A step of microseconds is mostly what the host takes to begin it, so that a multiple says little.
+    """
+    share, seconds = run.step_error, run.step_seconds
+    if share is None or seconds is None:
+        return ""
+    if share >= 10:
+        return f"{format_seconds(seconds - seconds / (1 + share))} more"
     return f"{100 * share:+.1f} %" if abs(share) < 0.1 else f"{100 * share:+.0f} %"
 
 
