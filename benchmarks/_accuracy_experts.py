@@ -18,7 +18,7 @@ BY_CHOICE, ONCE = "our program, a row for each choice", "a row once to each host
 RULES = (
     "grouped products",
     "fused kernels",
-    "what experts save copied to pages",
+    "products from latents again",
     "experts' messages beside products",
     "attention in 8 bits",
     "launches that a dispatch waits for",

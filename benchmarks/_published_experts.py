@@ -23,7 +23,7 @@ BALANCED = 1.0  # the capacity factor of a forced or dropped balance
 # What the columns of such a row tell of its model, and the model's own field.
 _TOLD = {"n_layers": "num_layers", "d_model": "embed_dim", "n_heads": "num_heads", "d_ff": "mlp_dim"}
 _NOT_OURS = (
-    (r"nemotron", "blocks of Mamba-2"),
+    (r"nemotron.*(super|ultra)", "experts between projections to a narrower width"),
     (r"deepseekv4", "attention that selects positions"),
     (r"switch", "no decoder-only Transformer"),
 )
@@ -88,5 +88,6 @@ def class_of(config: RunConfig, fleet: Fleet) -> str:
     layout = Layout.parse(config.layout)
     reach = layout.size("expert") * layout.size("tensor")
     words = "experts across domains" if reach > fleet.chips_per_domain else "experts in one domain"
+    words += ", hybrid" if model.count(mixer="mamba") else ""
     words += ", stages" if layout.size("stage") > 1 else ""
     return words + (", fp8" if config.precision == "fp8" else ", bf16")

@@ -23,10 +23,11 @@ from meshwright.compiler import Routing
 from meshwright.predict import reached
 from meshwright.predict._rates import Machine
 
-# Bytes of a layer's elementwise kernels by token, forward and backward, in 16 bits. By the width: two norms,
-# two sums of residuals; by queries: rotation and gradients; by keys the same, with the gradients of values.
-# As in `_published_stacks`, apart here because experts' models have queries wider than the layer.
-WIDTH_BYTES, QUERY_BYTES, KEY_BYTES = 48.0, 12.0, 16.0
+# Bytes of a layer's elementwise kernels by token, forward and backward, in 16 bits. By the width, for the
+# mixer and for the MLP: a norm and a sum of residuals; by queries: rotation and gradients; by keys the same,
+# with the gradients of values. As in `_published_stacks`, apart here because experts' models have queries
+# wider than the layer.
+PART_BYTES, QUERY_BYTES, KEY_BYTES = 24.0, 12.0, 16.0
 HEAD_NORM_BYTES = 12.0  # by queries and keys, where heads are normalised
 # By chosen experts and width, in each direction. A row for each choice: it is put in the order of devices,
 # after the exchange in that of experts, and back twice (token_dispatcher.py, MoEAlltoAllTokenDispatcher):
@@ -36,37 +37,88 @@ HEAD_NORM_BYTES = 12.0  # by queries and keys, where heads are normalised
 BY_CHOICE_BYTES, ONCE_BYTES, SUM_BYTES = 14.0, 6.0, 2.0
 # In 8 bits rows and gradients are read once more, and written as they are and transposed.
 CAST_BYTES = 8.0
-ACTIVATION_BYTES = 16.0  # by chosen and shared experts and their width: forward 6, backward 10
-CAST_WIDTH_BYTES = 12.0  # in 8 bits, by the width: as `_published_stacks` has it for attention and MLP
-# A step in one graph keeps what experts save in pages (moe_paged_stash): by chosen experts, the input (1 byte
-# of its width), the gated units (2 bytes of twice the experts' width) and the hidden ones (1 byte) are copied
-# there and back, each read and written.
-STASHED_COPIES = 4
+# By chosen and shared experts and their width, gated or not: forward 6 or 4, backward 10 or 6.
+ACTIVATION_BYTES, PLAIN_ACTIVATION_BYTES = 16.0, 10.0
+# In 8 bits, by the width, as in `_published_stacks`: attention's output and its gradient, an MLP's gradient.
+CAST_MIXER_BYTES, CAST_MLP_BYTES = 8.0, 4.0
+# Mamba-2 by the kernels of https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py
+# (mamba_split_conv1d_scan_combined), which Megatron Core's MambaMixer calls with chunks of 128 tokens:
+# forward and backward, each array counted where a kernel reads or writes it. By the inner width, by the
+# shared keys and queries of all groups, by states (inner width times state over the chunk, in float32 but
+# where they are passed on) and by products of keys and queries (groups times the chunk, in float32). The norm
+# after it is counted with the inner width. Several sequences are turned from [tokens, sequences] and back.
+INNER_BYTES, SHARED_BYTES, STATE_BYTES, SCORE_BYTES = 68.0, 37.0, 46.0, 32.0
+TURNED_INNER_BYTES, TURNED_SHARED_BYTES = 24.0, 8.0
+CAST_INNER_BYTES, CAST_SHARED_BYTES = 12.0, 4.0  # in 8 bits: its output, and the gradients of what it reads
+MAMBA_CHUNK = 128
+# Biases of experts (megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias): an eager product
+# with the router's weight, a sum and a concatenation, by chosen experts and width, with their gradients.
+# DeepEP and HybridEP return weights in float32, in which all of that is then computed. A bound on a gated
+# unit (megatron/core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl): two clamps and a
+# concatenation outside of the fused kernel, by chosen experts and their width, forward 16 and backward 20.
+BIAS_BYTES, WIDE_BIAS_BYTES, BOUND_BYTES, BOUND_AGAIN_BYTES = 28.0, 68.0, 36.0, 16.0
+# What `repeats` computes again: a norm for each part of a layer, or the activation.
+NORM_AGAIN_BYTES, ACTIVATION_AGAIN_BYTES, PLAIN_AGAIN_BYTES = 4.0, 6.0, 4.0
+# Not counted: a step in one graph keeps what experts save in pages, and copies it there and back on a stream
+# of its own (megatron/core/transformer/moe/paged_stash.py), beside the kernels around the experts.
 # Launches of a layer and microbatch by local expert: Transformer Engine's grouped linear layers cast, swizzle
 # scales and multiply each expert by itself (transformer_engine/pytorch/module/grouped_linear.py): forward 4
 # of each of two layers, backward 7. Each asks cuBLAS for a heuristic or allocates: between the 5 us of a
-# launch and the 20 us of an operation; chosen in sight of the errors of rows of one sequence.
-LAUNCHES_OF_EXPERT, LAUNCH_SECONDS = 22, 15e-6
+# launch and the 20 us of an operation; chosen in sight of the errors of rows of one sequence. A bias of an
+# expert is applied by itself: forward 2, backward 5.
+LAUNCHES_OF_EXPERT, LAUNCHES_OF_BIAS, LAUNCH_SECONDS = 22, 7, 15e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Which kernels a stack has around experts: see `Stack`. `fused`: activations are in grouped products."""
+    """Which kernels a stack has around experts: see `Stack`.
+
+    `fused`: activations and biases are in grouped products.
+    """
 
     eight_bits: bool = False
     fused: bool = False
     sends_once: bool = False
+    repeats: tuple[str, ...] = ()
 
 
 def layer_bytes(sizes: Sizes, kernels: Kernels) -> float:
-    """Return the bytes of a token in a layer of experts, forward and backward."""
+    """Return the bytes of a token in a layer, forward and backward: the mean over all layers of the model."""
+    model = sizes.model
+    part = PART_BYTES + (NORM_AGAIN_BYTES if "norms" in kernels.repeats else 0.0)
+    mixer = part + (CAST_MIXER_BYTES if kernels.eight_bits else 0.0)
+    mlp = part + (CAST_MLP_BYTES if kernels.eight_bits else 0.0)
+    activation = ACTIVATION_BYTES if model.mlp == "gated" else PLAIN_ACTIVATION_BYTES
+    bytes_of: dict[str | None, float] = {
+        None: 0.0,
+        "attention": mixer * model.embed_dim + _attention_bytes(sizes),
+        "mamba": mixer * model.embed_dim + mamba_bytes(sizes, eight_bits=kernels.eight_bits),
+        "mlp": mlp * model.embed_dim + activation * (model.dense_mlp_dim or model.mlp_dim),
+        "experts": mlp * model.embed_dim + activation * model.shared_dim + experts_bytes(sizes, kernels),
+    }
+    return math.fsum(bytes_of[kind.mixer] + bytes_of[kind.mlp] for kind in model.kinds) / model.num_layers
+
+
+def _attention_bytes(sizes: Sizes) -> float:
+    """Return the bytes of a token in a layer of attention beside those by the width."""
     model = sizes.model
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    moved = WIDTH_BYTES * model.embed_dim + QUERY_BYTES * queries + KEY_BYTES * keys
-    moved += HEAD_NORM_BYTES * (queries + keys) if model.qk_norm != "none" else 0.0
-    moved += ACTIVATION_BYTES * model.num_shared_experts * model.mlp_dim
-    moved += CAST_WIDTH_BYTES * model.embed_dim if kernels.eight_bits else 0.0
-    return moved + experts_bytes(sizes, kernels)
+    normed = HEAD_NORM_BYTES * (queries + keys) if model.qk_norm != "none" else 0.0
+    return QUERY_BYTES * queries + KEY_BYTES * keys + normed
+
+
+def mamba_bytes(sizes: Sizes, *, eight_bits: bool) -> float:
+    """Return the bytes of a token in a layer of Mamba-2 beside those by the width; 0 without one."""
+    model = sizes.model
+    inner = (model.mamba_heads or 0) * (model.mamba_head_dim or 0)
+    groups, state = model.mamba_groups or 0, model.mamba_state_dim or 0
+    by_inner, by_shared = INNER_BYTES, SHARED_BYTES
+    if sizes.tokens > sizes.length:
+        by_inner, by_shared = by_inner + TURNED_INNER_BYTES, by_shared + TURNED_SHARED_BYTES
+    if eight_bits:
+        by_inner, by_shared = by_inner + CAST_INNER_BYTES, by_shared + CAST_SHARED_BYTES
+    states = STATE_BYTES * inner * state / MAMBA_CHUNK + SCORE_BYTES * groups * MAMBA_CHUNK
+    return by_inner * inner + by_shared * 2 * groups * state + states
 
 
 def experts_bytes(sizes: Sizes, kernels: Kernels) -> float:
@@ -80,20 +132,43 @@ def experts_bytes(sizes: Sizes, kernels: Kernels) -> float:
         routing = Routing(num_experts=model.num_experts, num_chosen=chosen)
         rows = 2 * (ONCE_BYTES * chosen + SUM_BYTES * devices * reached(routing, devices))
     rows += CAST_BYTES * chosen if kernels.eight_bits else 0.0
-    hidden = 0.0 if kernels.fused else ACTIVATION_BYTES
+    hidden = 0.0
+    if not kernels.fused:
+        hidden = ACTIVATION_BYTES if model.mlp == "gated" else PLAIN_ACTIVATION_BYTES
+        hidden += BOUND_BYTES if model.gate_limit is not None else 0.0
+        if model.expert_bias:
+            rows += chosen * (WIDE_BIAS_BYTES if kernels.sends_once else BIAS_BYTES)
+    if "activation" in kernels.repeats:
+        hidden += ACTIVATION_AGAIN_BYTES if model.mlp == "gated" else PLAIN_AGAIN_BYTES
+        hidden += BOUND_AGAIN_BYTES if model.gate_limit is not None else 0.0
     return rows * model.embed_dim + hidden * chosen * model.mlp_dim
-
-
-def stashed_bytes(sizes: Sizes) -> float:
-    """Return the bytes of a token in a layer of experts that copies to pages and back read and write."""
-    model = sizes.model
-    return STASHED_COPIES * (model.experts_per_token or 0) * (model.embed_dim + 5 * model.mlp_dim)
 
 
 def launch_seconds(sizes: Sizes) -> float:
     """Return the seconds in which a host launches a device's own experts in a layer and microbatch."""
     assert sizes.model.num_experts is not None
-    return LAUNCH_SECONDS * LAUNCHES_OF_EXPERT * sizes.model.num_experts / sizes.experts_apart
+    launches = LAUNCHES_OF_EXPERT + (LAUNCHES_OF_BIAS if sizes.model.expert_bias else 0)
+    return LAUNCH_SECONDS * launches * sizes.model.num_experts / sizes.experts_apart
+
+
+def again_seconds(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> float:
+    """Return the seconds of a layer's products from latents to queries, keys and values, of a microbatch."""
+    model = sizes.model
+    if model.latent_rank is None:
+        return 0.0
+    turned, value = model.rotary_dim or 0, model.value_dim or model.head_dim
+    shapes = [(model.num_heads * (model.head_dim - turned + value), model.latent_rank)]
+    if model.query_rank is not None:
+        shapes.append((model.num_heads * model.head_dim, model.query_rank))
+    name, each = ("fp8-e4m3", 1) if eight_bits else ("bf16", 2)
+    return math.fsum(
+        float(
+            machine.product_seconds(
+                name, m=sizes.tokens, n=n, k=k, batch=1, num_bytes=each * (sizes.tokens * k + k * n)
+            )
+        )
+        for n, k in shapes
+    )
 
 
 def grouped_seconds(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tuple[float, float]:
@@ -101,7 +176,7 @@ def grouped_seconds(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tupl
     model, devices = sizes.model, sizes.experts_apart
     assert model.num_experts is not None
     local = model.num_experts // devices
-    rows = sizes.tokens * (model.experts_per_token or 0) / local
+    rows = sizes.tokens_of_experts * (model.experts_per_token or 0) / local
     peaks = machine.peak_flops_per_second
     format_name = "fp8-e4m3" if eight_bits else "bf16"
     each = 1 if eight_bits else 2
@@ -111,9 +186,10 @@ def grouped_seconds(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tupl
         moved = local * (each * (m * k + k * n) + 2 * m * n)
         return float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=local, num_bytes=moved))
 
-    ours = 2 * (seconds(rows, f, d) + seconds(rows, d, f) + seconds(d, f, rows))  # gate and up
+    before = 2 if model.mlp == "gated" else 1  # gate and up
+    ours = before * (seconds(rows, f, d) + seconds(rows, d, f) + seconds(d, f, rows))
     ours += seconds(rows, d, f) + seconds(rows, f, d) + seconds(f, d, rows)
-    flops = 3 * 3 * 2 * local * rows * d * f
+    flops = 3 * (before + 1) * 2 * local * rows * d * f
     share = grouped_share(machine.name, model.mlp_dim)
     measured = ours if share is None else max(ours, flops / (peaks[format_name] * share))
     return measured, ours

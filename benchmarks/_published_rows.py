@@ -97,6 +97,7 @@ def express(row: Row) -> Expressed:
             "gradient_sum": _gradient_sum(row, precision),
             "state": _state(row),
             "layout": str(layout),
+            "fold_experts": "tensor" if _folds_experts(row) else "none",
             "zero1": zero1,
             "lora": lora,
             "pipeline_chunks": _count(row, "vp") if layout.size("stage") > 1 else 1,
@@ -124,7 +125,7 @@ def express(row: Row) -> Expressed:
         stack=stack,
         unfused=unfused,
         owners=_owners(row),
-        heads=_number(row, "n_heads", "dimensions"),
+        heads=_count(row, "n_heads") if row["n_heads"] else model["num_heads"],
         experts=class_of(config, fleet),
         attention_kernel=_attention_kernel(row, stack),
         exchanges_heads=bool(re.search(r"\ba2a\b|ulysses", row["attention_impl"].lower())),
@@ -501,17 +502,23 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
     if held / fsdp * ((4 + 12 / sharing) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
-    sizes = {"stage": counts["stage"], **_with_expert(row, replicas, fsdp), **counts}
+    sizes = {"stage": counts["stage"], **_with_expert(row, replicas, fsdp, notes), **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
     return Layout(axes=axes or (("data", 1),)), zero1
 
 
-def _with_expert(row: Row, replicas: int, fsdp: int) -> dict[str, int]:
+def _with_expert(row: Row, replicas: int, fsdp: int, notes: list[str]) -> dict[str, int]:
     """Return the sizes of `data`, `fsdp` and `expert`: experts' devices are replicas of all else.
 
-    What FSDP shards over devices of experts too has `expert` for these.
+    What FSDP shards over devices of experts too has `expert` for these. Where whole experts lie over devices
+    of tensor parallelism too, `expert` has the others.
     """
     expert = _count(row, "ep")
+    if _folds_experts(row):
+        if expert % _count(row, "tp"):
+            raise InexpressibleError("experts over devices of tensor parallelism")
+        expert //= _count(row, "tp")
+        notes.append("whole experts over the devices of tensor parallelism too")
     inside = math.gcd(expert, fsdp)
     if replicas % (fsdp // inside * expert):
         raise InexpressibleError("experts over devices of tensor parallelism")
@@ -520,6 +527,12 @@ def _with_expert(row: Row, replicas: int, fsdp: int) -> dict[str, int]:
         "fsdp": fsdp // inside,
         **({"expert": expert} if expert > 1 else {}),
     }
+
+
+def _folds_experts(row: Row) -> bool:
+    """Return whether devices of tensor parallelism have whole experts of their own."""
+    counts = _count(row, "ep"), _count(row, "tp")
+    return min(counts) > 1 and source_of(row) in ASSUMED["whole_experts"]["sources"]
 
 
 def _owners(row: Row) -> int | None:

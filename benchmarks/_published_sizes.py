@@ -25,6 +25,12 @@ class Sizes:
     repeats: bool
     experts_apart: int = 1  # devices over which experts lie
     tensor_of_experts: int = 1  # devices that share the matrices of one
+    folds_experts: bool = False  # whole experts over devices of `tensor` too
+
+    @property
+    def tokens_of_experts(self) -> float:
+        """Tokens whose rows a device of experts has, on average."""
+        return self.tokens / (self.tensor if self.folds_experts else 1)
 
     @property
     def weights(self) -> float:
@@ -35,6 +41,7 @@ class Sizes:
         if model.num_experts is None or model.experts_per_token is None:
             return met
         local = model.num_experts / self.experts_apart - model.experts_per_token
+        local *= model.num_expert_layers / model.num_layers
         return met + local * model.num_mlp_parameters / self.tensor_of_experts
 
     @classmethod
@@ -44,7 +51,7 @@ class Sizes:
         layout, batch = Layout.parse(config.layout), config.batch
         micro = batch.microbatch_sequences or 1
         replicas = layout.num_replicas
-        stages = layout.size("stage")
+        stages, folds = layout.size("stage"), config.fold_experts == "tensor"
         microbatches = batch.sequences // (micro * replicas)
         return cls(
             model=config.model,
@@ -60,6 +67,7 @@ class Sizes:
             sharded=layout.size("fsdp")
             * (layout.size("data") * layout.size("context") if config.zero1 else 1),
             repeats=config.remat == "full",
-            experts_apart=layout.size("expert"),
-            tensor_of_experts=layout.size("tensor"),
+            experts_apart=layout.size("expert") * (layout.size("tensor") if folds else 1),
+            tensor_of_experts=1 if folds else layout.size("tensor"),
+            folds_experts=folds,
         )

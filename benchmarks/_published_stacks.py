@@ -18,11 +18,11 @@ from pathlib import Path
 
 from _published_grouped import (
     Kernels,
+    again_seconds,
     experts_bytes,
     grouped_seconds,
     launch_seconds,
     layer_bytes,
-    stashed_bytes,
 )
 from _published_sizes import Sizes
 from _published_tensor import seconds_in_pieces, waited_seconds
@@ -109,6 +109,8 @@ class Stack:
     `waits_for_counts`: the host waits for a dispatch's counts of rows before it launches the experts.
     `fused_experts`: activations are part of the grouped products. `overlaps_experts`: experts' messages of
     one microbatch run beside another's products. `narrow_attention`: attention multiplies in 8 bits.
+    `repeats`: what the backward pass computes again: "norms", "activation" of experts, "latents" (the
+    products from them).
     """
 
     name: str
@@ -143,6 +145,7 @@ class Stack:
     fused_experts: bool = False
     overlaps_experts: bool = False
     narrow_attention: bool = False
+    repeats: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -185,6 +188,7 @@ def stack_of_experts(row: Mapping[str, str], source: str) -> Stack:
         )
         if holds:
             fields = {key: value for key, value in recipe.items() if key not in CONDITIONS}
+            fields |= {"repeats": tuple(recipe["repeats"])} if "repeats" in recipe else {}
             stack = replace(stack, **fields)
     return stack
 
@@ -273,6 +277,9 @@ def seconds_of_experts(
     of_experts = layers * sizes.model.num_expert_layers / sizes.model.num_layers
     measured, ours = grouped_seconds(sizes, machine, eight_bits=precision == "fp8")
     added = {"grouped products": of_experts * (measured - ours)}
+    if "latents" in stack.repeats:
+        each = again_seconds(sizes, machine, eight_bits=precision == "fp8")
+        added["products from latents again"] = layers * each
     if stack.overlaps_experts:
         exchanges = {name: seconds for name, seconds in whole.items() if name.startswith("all-to-all[")}
         waited = math.fsum(exposed.get(name, 0.0) for name in exchanges)
@@ -282,12 +289,9 @@ def seconds_of_experts(
     if stack.narrow_attention:
         share = NARROW_ATTENTION[64 if sizes.model.head_dim <= 64 else 128]
         added["attention in 8 bits"] = (share - 1) * exposed.get("attention", 0.0)
-    if stack.graphs == "whole":
-        stashed = of_experts * sizes.tokens * stashed_bytes(sizes) / _copied_per_second(machine)
-        added["what experts save copied to pages"] = stashed
-    elif stack.waits_for_counts:
+    if stack.graphs != "whole" and stack.waits_for_counts:
         around = 0.0 if stack.graphs else 0.75 * HOST_LAYER_SECONDS  # of a layer without a repeat
-        moved = sizes.tokens * experts_bytes(sizes, _kernels_of_experts(stack, precision))
+        moved = sizes.tokens_of_experts * experts_bytes(sizes, _kernels_of_experts(stack, precision))
         device = measured + moved / _copied_per_second(machine)
         each = max(launch_seconds(sizes) - device, 0.0)
         added["launches that a dispatch waits for"] = layers * around + of_experts * each
@@ -295,7 +299,12 @@ def seconds_of_experts(
 
 
 def _kernels_of_experts(stack: Stack, precision: str) -> Kernels:
-    return Kernels(eight_bits=precision == "fp8", fused=stack.fused_experts, sends_once=stack.sends_once)
+    return Kernels(
+        eight_bits=precision == "fp8",
+        fused=stack.fused_experts,
+        sends_once=stack.sends_once,
+        repeats=stack.repeats,
+    )
 
 
 # HybridEP has so many multiprocessors for itself in Megatron Bridge's recipes (moe_hybridep_num_sms).
@@ -477,10 +486,7 @@ def _fused_seconds(stack: Stack, sizes: Sizes, machine: Machine, precision: str)
     width += DROPOUT_WIDTH_BYTES if stack.dropout else 0.0
     passed = width * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
     if model.num_experts is not None:
-        of_experts = layer_bytes(sizes, _kernels_of_experts(stack, precision))
-        dense = model.num_dense_layers / model.num_layers
-        passed += mlp * ((model.dense_mlp_dim or model.mlp_dim) - model.mlp_dim)
-        passed = dense * passed + (1 - dense) * of_experts
+        passed = layer_bytes(sizes, _kernels_of_experts(stack, precision))
     passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
     moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
     return (moved + _update_bytes(sizes)) / _copied_per_second(machine)

@@ -38,9 +38,10 @@ OUTPUT_SCATTER, MLP_SCATTER, QUERY_SCATTER, FIRST_SCATTER, GATHER = 24, 16, 24, 
 def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tuple[float, float]:
     """Return the seconds of a layer's products with their messages over `tensor`, and of the products alone.
 
-    Both are of one microbatch. The messages are those of sequences that are split over `tensor`.
+    Both are of one microbatch. The messages are those of sequences that are split over `tensor`; whole
+    experts have none.
     """
-    model, tensor = sizes.model, sizes.tensor
+    model, tensor, has_experts = sizes.model, sizes.tensor, sizes.folds_experts
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     hidden = model.mlp_dim * (2 if model.mlp == "gated" else 1)
     rows = float(sizes.tokens)
@@ -50,17 +51,16 @@ def seconds_in_pieces(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tu
     pieces = max(tensor // 2, 2) if model.embed_dim >= AGGREGATED_WIDTH else tensor
 
     in_pieces = whole = 0.0
-    for columns, weight_scatter in (
-        ((queries + 2 * keys) / tensor, QUERY_SCATTER),
-        (hidden / tensor, FIRST_SCATTER),
-    ):
+    firsts = [((queries + 2 * keys) / tensor, QUERY_SCATTER), (hidden / tensor, FIRST_SCATTER)]
+    for columns, weight_scatter in firsts[: 1 if has_experts else 2]:
         width = float(model.embed_dim)
         whole += products.whole(rows, columns, width) + products.whole(rows, width, columns)
         whole += products.whole(width, columns, rows)
         in_pieces += max(products.split(rows, columns, width, pieces), gather)
         in_pieces += max(products.split(rows, width, columns, 1, taken=GATHER), gather)
         in_pieces += max(products.split(width, columns, rows, 1, taken=weight_scatter), scatter)
-    for depth, taken in ((queries / tensor, OUTPUT_SCATTER), (model.mlp_dim / tensor, MLP_SCATTER)):
+    lasts = [(queries / tensor, OUTPUT_SCATTER), (model.mlp_dim / tensor, MLP_SCATTER)]
+    for depth, taken in lasts[: 1 if has_experts else 2]:
         width = float(model.embed_dim)
         of_weight = products.whole(depth, width, rows)
         whole += products.whole(rows, width, depth) + products.whole(rows, depth, width) + of_weight
@@ -77,10 +77,11 @@ def waited_seconds(sizes: Sizes, machine: Machine) -> float:
     They are in 16 bits. Forward: two gathers and two scatters; backward: two gathers of gradients. Inputs are
     gathered again, and the backward pass's sums scattered, beside a product each
     (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; Transformer
-    Engine's modules likewise).
+    Engine's modules likewise). A layer of whole experts has those of attention alone, half of them.
     """
     gather = _message_seconds("all-gather", sizes, machine, num_bytes=2)
-    return 4 * gather + 2 * _message_seconds("reduce-scatter", sizes, machine, num_bytes=2)
+    waited = 4 * gather + 2 * _message_seconds("reduce-scatter", sizes, machine, num_bytes=2)
+    return waited / 2 if sizes.folds_experts else waited
 
 
 class _Products:

@@ -67,7 +67,7 @@ CLASSES = {
     "grouped products": "matmul",
     "products over tensor in pieces": "matmul",
     "fused kernels": "memory-bound",
-    "what experts save copied to pages": "memory-bound",
+    "products from latents again": "matmul",
     "attention in 8 bits": "attention",
     "experts' messages beside products": "all-to-all",
     "launches that a dispatch waits for": "launch",

@@ -51,6 +51,7 @@ from _record import write_record
 
 SCHEMA = 2
 OLDER = "the same configuration in another row, of the same or a later date"
+LEFT_OUT = "can be said, and not compiled for this score (--ids)"
 MOST_OF_ONE_SOURCE = 15
 
 
@@ -207,6 +208,8 @@ def chosen_rows(asked: argparse.Namespace) -> tuple[list[Expressed], dict[str, l
         wanted = {line.split()[0] for line in asked.ids.read_text().splitlines() if line and line[0] != "#"}
         if missing := wanted - {row.id for row in rows}:
             sys.exit(f"not among the rows that can be expressed: {' '.join(sorted(missing))}")
+        if left := [row.id for row in rows if row.id not in wanted]:
+            others[LEFT_OUT] = left
         rows = [row for row in rows if row.id in wanted]
     if asked.sample is not None:
         rows = drawn(rows, asked.sample, asked.seed)

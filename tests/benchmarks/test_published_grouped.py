@@ -16,9 +16,11 @@ from _published_grouped import (
     grouped_share,
     launch_seconds,
     layer_bytes,
+    mamba_bytes,
 )
 from _published_sizes import Sizes
 from _published_stacks import Stack, seconds_of_experts
+from _published_tensor import seconds_in_pieces, waited_seconds
 
 from meshwright.config import load_config
 from meshwright.hardware import Fleet
@@ -75,6 +77,63 @@ def test_a_layers_bytes_are_those_of_its_kernels_by_hand():
     assert by_once == pytest.approx(2 * (6 * 8 + 2 * reached) * width + activations)
 
 
+def test_a_bound_and_biases_of_experts_are_eager_kernels_by_hand():
+    batch = ("batch.sequences=64", "batch.sequence_length=4096", "batch.microbatch_sequences=1")
+    run = load_config("openai/gpt-oss-120b", ["layout=expert=64", *batch])
+    biased, chosen, width = Sizes.of(run), 4, 2880
+    unlike = {"expert_bias": False, "gate_limit": None}
+    bare = replace(biased, model=biased.model.model_copy(update=unlike))
+    for kernels, bias in ((Kernels(), 28), (Kernels(sends_once=True), 68)):
+        more = experts_bytes(biased, kernels) - experts_bytes(bare, kernels)
+        assert more == pytest.approx(chosen * width * (bias + 36))
+    fused = Kernels(fused=True)
+    assert experts_bytes(biased, fused) == experts_bytes(bare, fused)
+    again = Kernels(repeats=("norms", "activation"))
+    more = layer_bytes(biased, again) - layer_bytes(biased, Kernels())
+    assert more == pytest.approx(2 * 4 * width + chosen * width * (6 + 16))
+    assert launch_seconds(biased) == pytest.approx(2 * (22 + 7) * 15e-6)
+
+
+def test_a_hybrids_bytes_are_the_mean_of_its_layers_by_hand():
+    few = ("model.mamba_heads=64", "model.mamba_head_dim=64", "model.mamba_groups=8")
+    state = ("model.mamba_state_dim=128", "model.conv_width=4", "model.num_layers=3")
+    pattern = ("model.layer_pattern=mamba+experts attention+experts mamba", "model.shared_mlp_dim=512")
+    found = sizes("expert=8", *few, *state, *pattern)
+    width, queries, keys, hidden = 2048, 4096, 512, 768
+    inner, shared, states, scores = 4096, 2 * 8 * 128, 4096 * 128 / 128, 8 * 128
+    mamba = 68 * inner + 37 * shared + 46 * states + 32 * scores
+    assert mamba_bytes(found, eight_bits=False) == mamba
+    assert mamba_bytes(found, eight_bits=True) == mamba + 12 * inner + 4 * shared
+    attention = 12 * queries + 16 * keys + 12 * (queries + keys)
+    experts = 16 * 512 + 2 * 14 * 8 * width + 16 * 8 * hidden
+    # Five parts have a norm and a residual: three mixers and two MLPs.
+    whole = 2 * mamba + attention + 2 * experts + 5 * 24 * width
+    assert layer_bytes(found, Kernels()) == pytest.approx(whole / 3)
+    several = sizes("expert=8", *few, *state, *pattern, "batch.microbatch_sequences=2")
+    assert mamba_bytes(several, eight_bits=False) == mamba + 24 * inner + 8 * shared
+    assert mamba_bytes(sizes(), eight_bits=True) == 0
+
+
+def test_whole_experts_over_tensor_have_all_of_their_matrices_and_a_part_of_the_rows():
+    split, whole = sizes("expert=4,tensor=2"), sizes("expert=4,tensor=2", "fold_experts=tensor")
+    assert (whole.experts_apart, whole.tensor_of_experts, whole.tokens_of_experts) == (8, 1, 2048)
+    assert (split.experts_apart, split.tensor_of_experts, split.tokens_of_experts) == (4, 2, 4096)
+    assert waited_seconds(whole, MACHINE) == pytest.approx(waited_seconds(split, MACHINE) / 2)
+    alone, both = (seconds_in_pieces(each, MACHINE, eight_bits=True)[1] for each in (whole, split))
+    assert alone < both
+
+
+def test_products_from_latents_take_their_flops():
+    batch = ("batch.sequences=64", "batch.sequence_length=4096", "batch.microbatch_sequences=1")
+    run = Sizes.of(load_config("deepseek-ai/DeepSeek-V3", ["layout=expert=64", "precision=fp8", *batch]))
+    stack = replace(GROUPED, repeats=("latents",))
+    again = added(stack, run)["products from latents again"]
+    flops = 2 * 4096 * 128 * (512 * 256 + 1536 * 192)
+    least = run.layers * run.ticks * flops / MACHINE.peak_flops_per_second["fp8-e4m3"]
+    assert least < again < 2.5 * least
+    assert "products from latents again" not in added(GROUPED, run)
+
+
 def test_grouped_products_are_never_faster_than_ours_and_narrow_ones_slower():
     many = sizes("expert=8", "batch.microbatch_sequences=8")
     measured, ours = grouped_seconds(many, MACHINE, eight_bits=True)
@@ -122,7 +181,6 @@ def test_experts_take_what_their_launches_take_where_the_host_is_slower():
     assert one[launches] > router[launches]
     assert launches not in whole
     assert launches not in added(replace(GROUPED, waits_for_counts=False))
-    assert whole["what experts save copied to pages"] > 0
     many = sizes("expert=64", "batch.microbatch_sequences=8", "batch.sequences=512")
     assert added(replace(GROUPED, graphs="router"), many)[launches] == 0
 

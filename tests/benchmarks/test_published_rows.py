@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from _published_rows import InexpressibleError, chip_of, express, express_measured
 from _published_score import print_table, spread, summary_of
+from _published_stacks import stack_of_experts
 from predict_published import MOST_OF_ONE_SOURCE, drawn
 
 LLAMA = {
@@ -132,7 +133,7 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
     [
         ({"ep": "2"}, "experts of a model that is not known by its name"),
         ({"moe": "64/8", "model": "Qwen3_30B_a3B"}, "dimensions other than those of the model that it names"),
-        ({"ep": "8", "model": "Nemotron_3_Nano"}, "blocks of Mamba-2"),
+        ({"ep": "8", "model": "Nemotron_3_Super"}, "experts between projections to a narrower width"),
         ({"id": "bloom-001", "notes": "row dated 02-23 2022"}, "machine was changed afterwards"),
         ({"moe": "8 experts"}, "experts of a model that is not known by its name"),
         ({"precision": "nvfp4"}, "4-bit or integer arithmetic"),
@@ -210,7 +211,31 @@ def test_fsdp_over_experts_devices_has_their_axis_for_the_experts():
     row = {**QWEN, "sharding": "FSDP2", "fsdp": "32", "dp": ""}
     assert express(row).config.layout == "fsdp=2,expert=16"
     with pytest.raises(InexpressibleError, match="experts over devices of tensor parallelism"):
-        express({**QWEN, "tp": "4", "dp": "8"})
+        express({**QWEN, "id": "someone-001", "tp": "4", "dp": "8"})
+    with pytest.raises(InexpressibleError, match="experts over devices of tensor parallelism"):
+        express({**QWEN, "tp": "32", "dp": "1"})
+
+
+def test_whole_experts_over_tensor_leave_the_other_devices_to_their_axis():
+    run = express({**QWEN, "tp": "4", "dp": "8"})
+    assert (run.config.layout, run.config.fold_experts) == ("data=2,expert=4,tensor=4", "tensor")
+    assert run.experts == "experts across domains, fp8"
+    assert "whole experts over the devices of tensor parallelism too" in run.notes
+    assert express(QWEN).config.fold_experts == "none"
+
+
+def test_a_hybrid_of_experts_needs_no_dimensions_in_its_columns():
+    blank = dict.fromkeys(("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab", "moe"), "")
+    row = {**QWEN, **blank, "model": "Nemotron_3_Nano", "ep": "8", "date": "2026-04"}
+    found = express({**row, "accelerator": "B200-180GB"})
+    model = found.config.model
+    # 23 layers of Mamba-2, 6 of attention, experts after 23 of these 29; NVIDIA's card says 31.6B.
+    assert [model.count(mixer=mixer) for mixer in ("mamba", "attention")] == [23, 6]
+    assert model.num_parameters == pytest.approx(31.6e9, rel=2e-3)
+    assert (found.heads, found.config.remat) == (32, "dots-attention")
+    assert found.experts == "experts in one domain, hybrid, fp8"
+    assert (found.stack.graphs, found.stack.sends_once) == ("attention", True)
+    assert express(row).config.remat == "full", "which the recipe for H100 comes nearest to"
 
 
 def test_a_predicted_token_is_a_layer_more():
@@ -247,6 +272,23 @@ def test_a_release_says_how_experts_are_run(change, graphs, once, overlaps):
     stack = express({**QWEN, **change}).stack
     assert (stack.graphs, stack.sends_once, stack.overlaps_experts) == (graphs, once, overlaps)
     assert stack.groups_products
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "repeats"),
+    [
+        ("DeepSeekV3", {}, ("latents",)),
+        ("DeepSeekV3", {"precision": "BF16"}, ("activation",)),
+        ("DeepSeekV3", {"date": "2026-06"}, ()),
+        ("DeepSeekV3", {"date": "2025-09"}, ()),
+        ("GPT OSS 120B", {"precision": "BF16"}, ()),
+        ("GPT OSS 120B", {"precision": "BF16", "accelerator": "B200-180GB"}, ("norms", "activation")),
+        ("Qwen3_30B_a3B", {}, ()),
+    ],
+)
+def test_a_release_says_what_is_computed_again(model, change, repeats):
+    row = {**QWEN, "model": model, "accelerator": "GB300-279GB", "date": "2026-04", **change}
+    assert stack_of_experts(row, "mbridge").repeats == repeats
 
 
 def test_a_row_is_a_run_without_its_measurement_and_has_an_error_only_with_it():

@@ -48,12 +48,12 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
     memory = weighing.refusal or weighing.ledger.memory
     known = suggestions(config, weighing.layout, weighing.fleet, memory)
     changes: list[Change] = []
-    others = (*_other_remat(weighing, known), *_faster(weighing))
+    others = (*_other_remat(weighing, known), *faster(weighing))
     tried = dict.fromkeys(s.arguments for s in (*known, *others))
     by_arguments = {s.arguments: s for s in (*others, *known)}
     for place, suggestion in enumerate((by_arguments[each] for each in tried), start=1):
         on_event(Phase(name=f"change {place}: {suggestion.arguments}"))
-        changes.append(_compiled(weighing, suggestion))
+        changes.append(weighed_change(weighing, suggestion))
     return Changes(sorted(changes, key=lambda c: -(c.saved_bytes or 0)))
 
 
@@ -85,10 +85,11 @@ def _kept_bytes(remat: str) -> float:
     return sum(blocks) / len(blocks)
 
 
-def _faster(weighing: Weighing) -> list[Suggestion]:
+def faster(weighing: Weighing) -> list[Suggestion]:
     """Return changes that may make the step faster: those that the prediction names, and candidates.
 
-    The candidates, for bounds that name no change, are a larger microbatch, bf16 products, and smaller axes.
+    The candidates, for bounds that name no change, are a larger microbatch, bf16 products, more results kept
+    for the backward pass, and smaller axes.
     """
     config, prediction = weighing.config, weighing.prediction
     if config is None or prediction is None:
@@ -106,6 +107,8 @@ def _faster(weighing: Weighing) -> list[Suggestion]:
         found.append(Suggestion(overrides=(f"batch.microbatch_sequences={larger}",), effect=effect))
     if config.precision == "fp32" and "bf16" in weighing.fleet.chip.peak_flops_per_second:
         found.append(Suggestion(overrides=("precision=bf16",), effect="products in bf16 instead of fp32"))
+    more = [each for each in _other_remat(weighing, ()) if each.effect.startswith("keeps more")]
+    found += [more[place] for place in sorted({0, len(more) - 1})] if more else []  # all, and the next level
     return [*found, *_smaller_axes(weighing)]
 
 
@@ -131,9 +134,9 @@ def _smaller_axes(weighing: Weighing) -> Iterator[Suggestion]:
         yield Suggestion(layout=str(layout), effect=f"{name} of half the size sends to fewer devices")
 
 
-def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
+def weighed_change(weighing: Weighing, suggestion: Suggestion) -> Change:
+    """Compile a change to a configuration as its step was compiled, and compare the two."""
     assert weighing.config is not None, "a foreign program is refused before"
-    words = {"arguments": suggestion.arguments, "effect": suggestion.effect}
     try:
         changed = weigh_unkept(
             weighing.config,
@@ -143,7 +146,22 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
             simulate=weighing.source != TARGET_COMPILER,
         )
     except MeshwrightError as error:
-        return Change(**words, **dict.fromkeys(FIGURES), failed=error.message)
+        return failed_change(suggestion.arguments, suggestion.effect, error.message)
+    return change_between(weighing, changed, suggestion.arguments, suggestion.effect)
+
+
+def failed_change(arguments: str, effect: str, why: str) -> Change:
+    """Return a change that could not be compiled."""
+    return Change(arguments=arguments, effect=effect, **dict.fromkeys(FIGURES), failed=why)
+
+
+def change_between(weighing: Weighing, changed: Weighing, arguments: str, effect: str) -> Change:
+    """Return how a changed step differs from the weighed one.
+
+    Args:
+        arguments: of the change, as `meshwright weigh` takes them; `effect`: in words.
+    """
+    words = {"arguments": arguments, "effect": effect}
     before, after = weighing.figures, changed.figures
     if after is None:
         unknown: dict[str, Any] = {**words, **dict.fromkeys(FIGURES), "fits": False}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._configured_plan import changes_for_tokens as changes_for_tokens
     from ._function_plan import checked_space as checked_space
     from ._function_plan import room_for as room_for
+    from ._jax_step import NamedStep as NamedStep
     from ._jax_step import jax_step as jax_step
     from ._jax_step import request_on as request_on
     from ._kinds import Kind as Kind

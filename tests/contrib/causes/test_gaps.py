@@ -33,13 +33,14 @@ class Drawn:
     between: float = 0.0
     gap: float = 0.0
     late: float = 0.0
+    devices: int = DEVICES
 
     def record(self, host: tuple[HostSpan, ...] = ()) -> Recorded:
         work: list[Work] = []
         steps: list[RecordedStep] = []
         now = 1.0
         for index in range(STEPS):
-            ends = [self._device(index, device, now, work) for device in range(DEVICES)]
+            ends = [self._device(index, device, now, work) for device in range(self.devices)]
             end = max(ends) + self.between
             steps.append(RecordedStep(rank=0, index=index, begin_seconds=now, end_seconds=end))
             now = end
@@ -47,7 +48,7 @@ class Drawn:
 
     def _device(self, index: int, device: int, begin: float, work: list[Work]) -> float:
         now = begin
-        late = self.late if device == DEVICES - 1 else 0.0
+        late = self.late if device == self.devices - 1 else 0.0
         prediction = self.weighing.prediction
         assert prediction is not None
         launch = prediction.seconds_by_kind["idle"]
@@ -172,3 +173,22 @@ def test_a_time_alone_names_no_cause():
 def test_what_is_no_measurement_is_refused_in_words(took, words):
     with pytest.raises(mw.InputError, match=words):
         mw.reconcile("linear", on="8xH100", **took)
+
+
+def test_the_folder_of_a_run_is_said_to_have_its_own_fleet_and_measurement(tmp_path):
+    (tmp_path / "measurement.json").write_text("{}")
+    with pytest.raises(mw.InputError, match="is the folder of a run, which says itself on which fleet") as no:
+        mw.reconcile(tmp_path, on="8xH100")
+    assert f"leave --on out: meshwright reconcile {tmp_path}" in no.value.hint
+
+
+def test_without_an_interval_only_what_is_ten_times_too_slow_is_blamed():
+    small = mw.weigh("linear", on="8xH100")  # mostly gaps, so that no interval is predicted
+    assert small.prediction is not None
+    assert small.prediction.step_seconds.high is None
+    slow = gap_of(Drawn(small, slower={"all-reduce": 30.0}).record(), small)
+    (cause,) = [each for each in slow.causes if each.name == "all-reduce"]
+    exposed = {class_of(each.name): each.exposed_seconds for each in small.prediction.slices}
+    assert cause.seconds == pytest.approx(20 * exposed["all-reduce"])
+    assert any("no interval is predicted" in note for note in slow.notes)
+    assert gap_of(Drawn(small, slower={"all-reduce": 9.0}).record(), small).causes == ()

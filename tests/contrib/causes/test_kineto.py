@@ -1,6 +1,7 @@
 """What traces of torch.profiler record, read from small files in its format."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -274,3 +275,64 @@ def test_a_cause_on_a_gpu_has_its_seconds(what, weighed, tmp_path):
     assert found.seconds == pytest.approx(seconds, rel=0.35)
     named = sum(cause.seconds for cause in gap.causes)
     assert named + gap.unexplained_seconds == pytest.approx(gap.gap_seconds)
+
+
+def test_the_file_of_one_rank_among_many_has_its_whole_step(weighed, tmp_path):
+    t = eager_step(item=True)
+    alone = gap_of(kineto_trace([t.write(tmp_path / "t.json")]), weighed)
+    t.about["distributedInfo"] = {"backend": "nccl", "rank": 3, "world_size": 8}
+    third = gap_of(kineto_trace([t.write(tmp_path / "t3.json")]), weighed)
+    assert third.measured_seconds == pytest.approx(alone.measured_seconds)
+    assert [cause.kind for cause in third.causes] == [cause.kind for cause in alone.causes]
+    assert third.measured_seconds > 0
+
+
+def test_a_product_that_a_convolution_launches_is_of_the_convolution(tmp_path):
+    t = Kineto().step(0, 0, 1000).op("aten::cudnn_convolution", 10, 80).launch(GEMM, 20, 30, 50)
+    (work,) = kineto_trace([t.write(tmp_path / "t.json")]).work
+    assert work.kind == "convolution"
+
+
+def test_a_forward_pass_alone_is_said_to_be_one_and_is_no_further_work(weighed, tmp_path):
+    t = Kineto().step(0, 0, 3000).python("nn.Module: Linear_0", 0, 2900)
+    t.op("aten::addmm", 10, 900, dims=[[64], [64, 64], [64, 64]]).launch(GEMM, 20, 30, 2500)
+    gap = gap_of(kineto_trace([t.write(tmp_path / "t.json")]), weighed)
+    assert "extra work" not in {cause.kind for cause in gap.causes}
+    assert any("it is of a forward pass alone" in note for note in gap.notes)
+
+
+def test_kernels_are_counted_by_module_and_those_of_none_are_said(weighed, tmp_path):
+    t = Kineto().step(0, 0, 4000).python("nn.Module: DistributedDataParallel_0", 0, 900)
+    t.python("nn.Module: Linear_0", 1, 800).op("aten::addmm", 10, 700, sequence=5).launch(GEMM, 20, 30, 100)
+    t.op("autograd::engine::evaluate_function: AddmmBackward0", 1000, 200, BACKWARD, 5, 1)
+    t.op("aten::mm", 1001, 90, BACKWARD).launch(GEMM, 1010, 1020, 200, BACKWARD)
+    t.python("nn.Module: Other_3", 1500, 300).op("aten::mul", 1510, 200).launch(ADD, 1520, 1530, 50)
+    t.op("aten::sort", 2000, 100).launch(ADD, 2010, 2020, 40)
+    t.put("user_annotation", "Optimizer.step#AdamW.step", 3000, 500)
+    t.op("aten::add_", 3010, 90).launch(ADD, 3020, 3030, 60)
+    gap = gap_of(kineto_trace([t.write(tmp_path / "t.json")]), weighed)
+    found = {row.name: (round(row.seconds * 1e6), row.num_kernels, row.is_weighed) for row in gap.modules}
+    assert found == {
+        "Linear": (300, 2, True),
+        "(the update)": (60, 1, None),
+        "Other": (50, 1, False),
+        "(outside of modules)": (40, 1, None),
+    }
+    flops = next(row.flops for row in gap.modules if row.name == "Linear")
+    assert flops == sum(weighed.account.modules[0].flops_by_phase.values())
+    words = " ".join(str(gap).split())
+    assert "2 kernels of a step, 22 % of their time, belong to no module" in words
+    assert (
+        "1 kernels of a step, 11 % of their time, are of modules that the weighed program does not" in words
+    )
+
+
+def test_a_message_of_no_known_kind_is_not_called_too_much(tmp_path):
+    from meshwright.contrib.causes._eager_work import _surplus_of_messages
+
+    t = Kineto().step(0, 0, 1000).op("aten::mm", 10, 20).launch("ncclDevKernel_Generic(x)", 50, 60, 500)
+    recorded = kineto_trace([t.write(tmp_path / "t.json")])
+    assert [work.kind for work in recorded.work] == ["message"]
+    account = SimpleNamespace(messages=[SimpleNamespace(kind="all-reduce", array_bytes=8)])
+    assert _surplus_of_messages(recorded, account, 1.0) == {}
+    assert _surplus_of_messages(recorded, SimpleNamespace(messages=[]), 1.0) == {"message": 1.0}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
+    from ._cause import Asked as Asked
     from ._cause import Cause as Cause
     from ._cause import Gap as Gap
     from ._gap import gap_of as gap_of

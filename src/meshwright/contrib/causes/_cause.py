@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from meshwright.config import Overrides
 from meshwright.measure import STEP_SECONDS, Reconciliation, Row
 from meshwright.predict import Interval
+from meshwright.results import Change, Phase, Weighing, ignore
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
+    from meshwright.programs import Program
     from meshwright.report import Document
+
+    from ._modules import ModuleRow
 
 SCHEMA = 1
 
@@ -94,7 +99,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "slow message": Kind(
         words="messages take longer than their links should need",
-        cure="check the links (nccl-tests on the same hosts), and that the group lies within a host",
+        cure="check the links (nccl-tests on the same hosts), and that the group lies within a host; a "
+        "message also lasts while a device waits for a later one: trace every rank",
     ),
     "slow work": Kind(
         words="kernels run slower than their rate",
@@ -123,7 +129,10 @@ class Cause:
         where: a line of the source, "train.py:41"; "" if the trace does not tell.
         evidence: what in the trace says so, with its counts.
         cure: the change that would cure it; `change`: as an option of the command line, "" if there is none.
-        saving_seconds: by how much the step would be shorter, where a walk over the program tells; else None.
+        saving_seconds: by how much the step would be shorter; None if nothing tells.
+        saved_bytes: memory of one device that the change saves, below zero if it needs more; None if unknown.
+        fits: whether the step fits with the change; None if unknown.
+        saving: how this is known, in words: weighed, or the seconds of the cause at most, or why not.
     """
 
     kind: str
@@ -134,11 +143,23 @@ class Cause:
     cure: str = ""
     change: str = ""
     saving_seconds: float | None = None
+    saved_bytes: int | None = None
+    fits: bool | None = None
+    saving: str = ""
 
     @property
     def words(self) -> str:
         """Return what it is, in words."""
         return KINDS[self.kind].words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Hold what was weighed for a gap: the program with its overrides, and its weighing."""
+
+    weighing: Weighing
+    program: Program | None = None
+    overrides: Overrides = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +184,12 @@ class Gap(Reconciliation):
         predicted: None if no time is predicted; the causes are then those of the trace alone, and the rest is
             the step without them.
         step_seconds: each step of the trace; empty without one.
+        modules: seconds of kernels by module of the program; empty where the trace names no modules.
         could_be: without a trace, what the prediction says could make a step longer.
         matched: the share of the traced program that the weighed one has too; None without programs.
         notes: what could not be read, or is not known, in words.
+        changes: those that `with_cures` weighed; empty before.
+        asked: what was weighed.
     """
 
     program: str
@@ -177,10 +201,35 @@ class Gap(Reconciliation):
     step_seconds: tuple[float, ...] = ()
     num_devices: int = 1
     classes: tuple[ClassRow, ...] = ()
+    modules: tuple[ModuleRow, ...] = ()
     could_be: tuple[str, ...] = ()
     matched: float | None = None
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    asked: Asked | None = field(default=None, compare=False)
+
+    def with_cures(
+        self, *, most: int = 4, seconds: float = 120.0, on_event: Callable[[Phase], None] = ignore
+    ) -> Gap:
+        """Weigh changes to the program that would cure causes, and return the gap with what each saves.
+
+        A configuration has a larger microbatch, another layout, more kept results and a narrower precision; a
+        function by its name has the arguments that it declares. The largest causes come first.
+
+        Args:
+            most: how many changes are weighed.
+            seconds: no weighing begins later than this; one that has begun is finished.
+            on_event: called with each `Phase` as it begins.
+
+        >>> import meshwright as mw
+        >>> gap = mw.reconcile("linear", on="8xH100", measured="1s")
+        >>> gap.with_cures().changes  # no cause is known, so nothing is to be cured
+        ()
+        """
+        from ._cures import with_cures
+
+        return with_cures(self, most, seconds, on_event)
 
     @property
     def gap_seconds(self) -> float:
@@ -223,7 +272,8 @@ class Gap(Reconciliation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `reconcile --json` prints (docs/how-to/why-is-it-slow.md)."""
-        fields = dataclasses.asdict(self)
+        fields = dataclasses.asdict(dataclasses.replace(self, asked=None))
+        del fields["asked"]
         causes = [{**each, "what": KINDS[each["kind"]].words} for each in fields.pop("causes")]
         return {"schema": SCHEMA, "gap_seconds": self.gap_seconds, "causes": causes, **fields}
 

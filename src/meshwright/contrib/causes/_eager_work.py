@@ -108,7 +108,9 @@ def _surplus_of_messages(recorded: Recorded, account: EagerAccount, share: float
     for kind in calls:
         messages = [each for each in account.messages if each.kind == kind]
         weighed = sum(each.array_bytes for each in messages)
-        if not messages:
+        if kind == "message":  # the trace does not tell which: extra only if nothing at all is weighed
+            found.update({kind: 1.0} if not account.messages else {})
+        elif not messages:
             found[kind] = 1.0
         elif not unknown[kind] and sent[kind] > NOISE * weighed:
             found[kind] = 1 - weighed / sent[kind]

@@ -22,8 +22,10 @@ from meshwright.predict import Speedup, class_of, machine_of
 from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
-from ._cause import KINDS, Cause, ClassRow, Gap, step_row
+from ._cause import KINDS, Asked, Cause, ClassRow, Gap, step_row
+from ._cures import with_saving
 from ._eager_work import EagerDifference
+from ._modules import module_rows
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
 from ._step_parts import IDLE, INSIDE, NOTHING, OTHERS, Item, Timeline, item_of, timeline_of
@@ -35,6 +37,7 @@ LEAST_MATCHED = 0.3  # of the traced program, or it is another one
 MOSTLY = 0.8  # of a cause's seconds, that lie in a third of the steps at most: those differ
 SLOW_DEVICE = 0.05  # of the step, by which a device is slower than the median of the others
 SAME_DEVICE = 0.8  # of the steps in which it is the slowest
+MANY_TIMES = 10.0  # the prediction; from there on both times are said, and blamed without an interval
 MANY_KERNELS = 100  # in a step; with fewer, gaps on a CPU come from other processes
 MOST_GAPS = 0.5  # of the time of kernels: on a CPU, larger gaps are blamed
 IDLE_KINDS = {
@@ -59,7 +62,6 @@ class _Amount:
 
     by_step: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     names: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    words: str = ""
 
     @property
     def seconds(self) -> float:
@@ -72,7 +74,6 @@ class _Amount:
             self.by_step[index] += seconds
         for name, seconds in more.names.items():
             self.names[name] += seconds
-        self.words = self.words or more.words
 
     def of_some_steps(self, num_steps: int) -> list[int]:
         """Return the few steps that have nearly all of the seconds; none if there are no such steps."""
@@ -131,6 +132,7 @@ def gap_of_seconds(seconds: float, weighing: Weighing, how: str) -> Gap:
         num_devices=weighing.fleet.num_devices,
         could_be=tuple(could) if seconds > prediction.step_seconds.expected else (),
         notes=prediction.interval_reasons,
+        asked=Asked(weighing=weighing),
     )
 
 
@@ -155,6 +157,7 @@ class _Attribution:
         self.amounts: defaultdict[_Key, _Amount] = defaultdict(_Amount)
         self.rest: defaultdict[str, float] = defaultdict(float)  # by class, exposed
         self.rest_lines: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.only_message = self._only_message()
         self.differences = self._differences()
         self.eager = self._eager()
 
@@ -184,15 +187,22 @@ class _Attribution:
             fleet=self.weighing.fleet.name,
             measured_seconds=self.measured,
             predicted=None if prediction is None else prediction.step_seconds,
-            causes=tuple(kept),
+            causes=tuple(with_saving(each, self.weighing) for each in kept),
             unexplained_seconds=gap - sum(each.seconds for each in kept),
             step_seconds=tuple(self.steps),
             num_devices=len(self.recorded.devices),
             classes=self._classes(),
+            modules=module_rows(self.recorded, self.weighing),
             matched=min(found, default=None if self.eager is None else self.eager.matched),
             files=self.recorded.files,
             notes=tuple(self._notes()),
+            asked=Asked(weighing=self.weighing),
         )
+
+    def _only_message(self) -> str:
+        """Return the kind of the predicted messages, if there is one: messages of no known kind are of it."""
+        kinds = {name for name in self._predicted()[0] if name in MESSAGE_KINDS}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     def _differences(self) -> dict[str, ProgramDifference]:
         """Return how each compilation of the traced step differs from the weighed program."""
@@ -253,8 +263,9 @@ class _Attribution:
         elif item.kind == "callback" and not self.differences:
             self._add("callback", item.source or "", left, index, item.name)
         else:
-            self.rest[item.kind] += left
-            self.rest_lines[item.kind][item.source or ""] += left
+            name = self.only_message if item.kind == "message" and self.only_message else item.kind
+            self.rest[name] += left
+            self.rest_lines[name][item.source or ""] += left
 
     def _surplus_of(self, item: Item, work: Work | None) -> Sequence[Surplus]:
         if (difference := self.differences.get(item.program)) is not None:
@@ -280,9 +291,8 @@ class _Attribution:
     def _add(self, kind: str, source: str, seconds: float, index: int, name: str, words: str = "") -> None:
         amount = self.amounts[kind, "" if kind == "gaps" else source]
         amount.by_step[index] += seconds
-        if name:
-            amount.names[name] += seconds
-        amount.words = amount.words or words
+        if words or name:
+            amount.names[words or name] += seconds
 
     def _named(self) -> list[Cause]:
         """Return the causes of the amounts, where those of some steps alone are one cause for each line."""
@@ -299,7 +309,7 @@ class _Attribution:
             Cause(
                 kind=kind,
                 seconds=amount.seconds,
-                name=amount.words or _names(kind, amount.names),
+                name=_names(kind, amount.names),
                 where=where,
                 evidence=self._evidence(kind, amount),
                 cure=KINDS[kind].cure,
@@ -350,11 +360,14 @@ class _Attribution:
         if gaps > 0 and (many if self.is_cpu else prediction is not None):
             words = f"{kernels_in_a_step:.0f} kernels a step"
             causes.append(Cause(kind="gaps", seconds=gaps, evidence=words, cure=KINDS["gaps"].cure))
-        if self.is_cpu or prediction is None or prediction.step_seconds.high is None:
+        if self.is_cpu or prediction is None:
             return causes
-        slack = prediction.step_seconds.high / prediction.step_seconds.expected
+        high = prediction.step_seconds.high
+        slack = MANY_TIMES if high is None else high / prediction.step_seconds.expected
         whole, exposed = self._predicted()
         lasted = _seconds_by_kind(self.recorded, len(self.steps))
+        if self.only_message:
+            lasted[self.only_message] += lasted.pop("message", 0.0)
         for name, seconds in self.rest.items():
             if name in (INSIDE, IDLE, UNKNOWN) or name in COPY_KINDS or not whole.get(name):
                 continue
@@ -368,9 +381,9 @@ class _Attribution:
                 )
             else:
                 kind = "slow work"
-                evidence = (
-                    f"{seconds / exposed[name]:.1f} times the predicted {format_seconds(exposed[name])}"
-                )
+                times = seconds / exposed[name]
+                often = f"{times:.1f} times the" if times < MANY_TIMES else f"{format_seconds(seconds)},"
+                evidence = f"{often} predicted {format_seconds(exposed[name])}"
             line = max(self.rest_lines[name], key=self.rest_lines[name].__getitem__)
             helps = self._speedup(kind)
             causes.append(
@@ -447,9 +460,12 @@ class _Attribution:
         lacking = {words for each in self.differences.values() for words in each.lacking}
         for words in sorted(lacking):
             yield f"the weighed program has, and the traced one has not: {words}"
+        prediction = self.weighing.prediction
+        if not self.is_cpu and prediction is not None and prediction.step_seconds.high is None:
+            yield f"no interval is predicted: only what takes over {MANY_TIMES:g} times as long is blamed"
         if self.is_cpu:
             yield "a CPU's rates depend on what else it runs: no kernel is blamed for being slow"
-        if self.weighing.prediction is None:
+        if prediction is None:
             yield f"no time is predicted: {self.weighing.no_prediction}"
 
 
@@ -505,7 +521,7 @@ def _facts_by_item(recorded: Recorded) -> dict[Item, Work]:
     return found
 
 
-def _seconds_by_kind(recorded: Recorded, num_steps: int) -> Mapping[str, float]:
+def _seconds_by_kind(recorded: Recorded, num_steps: int) -> defaultdict[str, float]:
     """Return the seconds of whole events by kind, of one step on one device, hidden or not."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for work in recorded.work:

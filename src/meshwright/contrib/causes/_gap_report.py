@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,13 @@ from meshwright.report import (
     parts_of,
     section,
 )
-from meshwright.units import format_seconds
+from meshwright.units import format_bytes, format_rate, format_seconds
 
 from ._cause import Cause, Gap
 
 MOST_CAUSES = 6  # of a screen
+MOST_MODULES = 8
+LONGEST_MODULE = 60  # letters of its path
 ROUNDING = 1e-6
 
 
@@ -32,13 +35,19 @@ def gap_document(gap: Gap) -> Document:
         sections=(
             *section("", Words(text=_answer(gap), tone="strong"), *_inside(gap)),
             *(section("Causes, in seconds of a step", _causes(gap)) if gap.causes else ()),
-            *(section("What would cure them", *map(_cure, gap.causes[:MOST_CAUSES])) if gap.causes else ()),
+            *(section("What would cure them", *_cures(gap.causes[:MOST_CAUSES])) if gap.causes else ()),
+            *(section("Changes that were weighed", _changes(gap)) if gap.changes else ()),
             *(
                 section("What it could be", *(Words(text=each) for each in gap.could_be))
                 if gap.could_be
                 else ()
             ),
             *(section("By class of work", _classes(gap)) if gap.classes else ()),
+            *(
+                section("By module: seconds of kernels, hidden ones too", *_modules(gap))
+                if gap.modules
+                else ()
+            ),
             *(section("", *(Words(text=each, tone="faint") for each in gap.notes)) if gap.notes else ()),
         ),
     )
@@ -109,10 +118,31 @@ def _causes(gap: Gap) -> ReportTable:
     return ReportTable(columns=columns, rows=tuple(rows), numbers=("time", "of the step"), unbroken=2)
 
 
-def _cure(cause: Cause) -> Words:
-    saved = "" if cause.saving_seconds is None else f" (saves up to {format_seconds(cause.saving_seconds)})"
-    change = f": {cause.change}" if cause.change else ""
-    return Words(lead=f"{cause.kind}: ", text=f"{cause.cure}{change}{saved}")
+def _cures(causes: Sequence[Cause]) -> Iterator[Words]:
+    """Yield a line for each kind of cause, with what its cure saves at each place."""
+    for kind in dict.fromkeys(each.kind for each in causes):
+        mine = [each for each in causes if each.kind == kind]
+        change = ", ".join(dict.fromkeys(each.change for each in mine if each.change))
+        saving = "; ".join(dict.fromkeys(each.saving for each in mine if each.saving))
+        text = mine[0].cure + (f": {change}" if change else "") + (f" ({saving})" if saving else "")
+        yield Words(lead=f"{kind}: ", text=text)
+
+
+def _changes(gap: Gap) -> ReportTable:
+    """Return the changes that were weighed, beside the step as it is predicted."""
+    rows = [
+        TableRow(
+            cells=(
+                each.arguments,
+                "" if each.step_seconds is None else format_seconds(each.step_seconds),
+                "" if each.reserved_bytes is None else format_bytes(each.reserved_bytes),
+                each.failed or ("fits" if each.fits else "does not fit" if each.fits is False else ""),
+            )
+        )
+        for each in gap.changes
+    ]
+    columns = ("change", "predicted step", "memory of a device", "fits")
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=columns[1:3])
 
 
 def _classes(gap: Gap) -> ReportTable:
@@ -129,6 +159,44 @@ def _classes(gap: Gap) -> ReportTable:
     return ReportTable(
         columns=("class", "predicted", "measured"), rows=tuple(rows), numbers=("predicted", "measured")
     )
+
+
+def _modules(gap: Gap) -> Iterator[ReportTable | Words]:
+    """Yield the longest modules, and a line on kernels that were not matched."""
+    whole = sum(each.seconds for each in gap.modules)
+    shown = gap.modules[:MOST_MODULES]
+    cells = [
+        (
+            _shortened(each.name),
+            format_seconds(each.seconds),
+            f"{100 * each.seconds / whole:.0f} %" if whole else "",
+            f"{each.num_kernels:.0f}",
+            "" if each.flops is None else format_rate(float(each.flops), "FLOP"),
+        )
+        for each in shown
+    ]
+    if rest := gap.modules[MOST_MODULES:]:
+        seconds = sum(each.seconds for each in rest)
+        number = sum(each.num_kernels for each in rest)
+        share = f"{100 * seconds / whole:.0f} %" if whole else ""
+        cells.append((f"{len(rest)} smaller ones", format_seconds(seconds), share, f"{number:.0f}", ""))
+    columns = ("module", "kernels' time", "of kernels", "number", "weighed work")
+    yield ReportTable(
+        columns=columns, rows=tuple(TableRow(cells=each) for each in cells), numbers=columns[1:]
+    )
+    for words, rows in (
+        ("belong to no module", [each for each in gap.modules if each.name.startswith("(")]),
+        ("are of modules that the weighed program does not have by that name",
+         [each for each in gap.modules if each.is_weighed is False]),
+    ):  # fmt: skip
+        number, seconds = sum(each.num_kernels for each in rows), sum(each.seconds for each in rows)
+        if rows and whole:
+            share = f"{100 * seconds / whole:.0f} % of their time"
+            yield Words(text=f"{number:.0f} kernels of a step, {share}, {words}", tone="faint")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_MODULE else "…" + name[1 - LONGEST_MODULE :]
 
 
 def _bars(gap: Gap) -> tuple[Words | Bars, ...]:

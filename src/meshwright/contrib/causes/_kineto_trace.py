@@ -49,6 +49,9 @@ ANNOTATED = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.")  # as operat
 OTHER_DEVICES = re.compile(r"(mtia|hpu|xpu|npu|privateuse1)\w*")
 NO_STACKS = "it has no Python stacks, so lines and modules are not known: profile with with_stack=True"
 NO_SHAPES = "it has no shapes: profile with record_shapes=True"
+NO_BACKWARD = (
+    "autograd records nothing in it: it is of a forward pass alone, and a step has a backward pass too"
+)
 NO_STEPS = "no ProfilerStep is in it: call the profiler's step() after each step"
 
 
@@ -270,6 +273,8 @@ def _recorded_of(process: Process, notes: list[str]) -> tuple[list[RecordedStep]
     for spans in process.threads.values():
         nest(spans)
     places = Places(process.threads.values())
+    if places.is_forward_alone:
+        notes.append(NO_BACKWARD)
     work = (
         device_work(process.kernels, process.threads, places, process.rank)
         if process.kernels

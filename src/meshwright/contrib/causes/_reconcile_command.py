@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ._cause import Gap
+    from ._reconcile_verb import Took
 
 HtmlOption = Annotated[
     Path | None,
@@ -51,12 +52,18 @@ def reconcile(
     history: Annotated[
         bool, typer.Option("--history", help="Show the history of errors of all runs.")
     ] = False,
+    cures: Annotated[
+        bool,
+        typer.Option("--cures", help="Weigh changes that would cure it: at most 4, none begun after 2 min."),
+    ] = False,
     html: HtmlOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say why a step is slow: predicted beside measured, of a run of ours or of anybody's trace."""
     given = (trace, measured, tokens_per_second)
     is_of_others = on is not None or any(each is not None for each in given)
+    if cures and trace is None:
+        raise InputError("--cures weighs changes for the causes that a trace tells", hint="add --trace FILE")
     if history:
         if programs or is_of_others:
             raise InputError("--history shows all runs", hint="leave the rest out")
@@ -71,18 +78,18 @@ def reconcile(
         raise InputError(f"{len(programs)} programs and one trace", hint="name one program")
     if on is not None:
         say_readings(programs[0], on, layout)
-    from ._reconcile_verb import Took, gap_with
+    from ._reconcile_verb import Took
+
+    took = Took(trace=trace, measured=measured, tokens_per_second=tokens_per_second)
+    _say(_gap(programs[0], took, cures, on=on, layout=layout, overrides=overrides or ()), html, as_json)
+
+
+def _gap(program: str, took: Took, cures: bool, **settings: Any) -> Gap:
+    from ._reconcile_verb import gap_with
 
     with phases("reconciling") as on_phase:
-        gap = gap_with(
-            programs[0],
-            Took(trace=trace, measured=measured, tokens_per_second=tokens_per_second),
-            on=on,
-            layout=layout,
-            overrides=overrides or (),
-            on_event=lambda event: on_phase(event.name),
-        )
-    _say(gap, html, as_json)
+        gap = gap_with(program, took, **settings, on_event=lambda event: on_phase(event.name))
+        return gap.with_cures(on_event=lambda event: on_phase(event.name)) if cures else gap
 
 
 def _say(gap: Gap, html: Path | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
@@ -18,11 +18,11 @@ from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.hardware import LONGEST_STEP_SECONDS, Fleet
 from meshwright.measure import ChromeTrace, Reconciliation, is_xplane
-from meshwright.programs import Program
+from meshwright.programs import Program, program_of
 from meshwright.results import Phase, Run, Weighing, ignore
 from meshwright.units import parse_count, parse_seconds
 
-from ._cause import Gap
+from ._cause import Asked, Gap
 from ._gap import gap_of, gap_of_seconds
 from ._recorded import Recorded
 
@@ -90,7 +90,7 @@ def reconcile(
     if not took.given:
         if isinstance(run, Run) or (on is None and isinstance(run, str | Path)):
             return reconcile_run(run, on_event=on_event)
-        raise InputError("nothing is measured", hint=NEEDS)
+        raise nothing_measured(run)
     if isinstance(run, Run):
         run = str(run.folder)
     return gap_with(run, took, on=on, layout=layout, overrides=overrides, on_event=on_event)
@@ -124,19 +124,34 @@ def gap_with(
     Raises:
         InputError: as `reconcile`.
     """
-    if took.given != 1:
-        several = "a step's time is given twice" if took.given else "nothing is measured"
-        raise InputError(several, hint=NEEDS)
+    if not took.given:
+        raise nothing_measured(program)
+    if took.given > 1:
+        raise InputError("a step's time is given twice", hint=NEEDS)
     recorded = None
     if took.trace is not None:  # before the weighing, which may take minutes
         on_event(Phase(name="reading the trace"))
         recorded = read_trace(took.trace)
     fleet = on if on is not None else _fleet_of_run(program)
-    weighing = weigh(program, on=fleet, layout=layout, overrides=overrides, on_event=on_event)
+    asked = program_of(program)
+    weighing = weigh(asked, on=fleet, layout=layout, overrides=overrides, on_event=on_event)
     if recorded is not None:
         on_event(Phase(name="comparing"))
-        return gap_of(recorded, weighing)
-    return _of_a_time(weighing, took.measured, took.tokens_per_second)
+        gap = gap_of(recorded, weighing)
+    else:
+        gap = _of_a_time(weighing, took.measured, took.tokens_per_second)
+    return replace(gap, asked=Asked(weighing=weighing, program=asked, overrides=overrides))
+
+
+def nothing_measured(program: Program | RunConfig | Run | str | Path) -> InputError:
+    """Return the refusal of a program of which nothing is measured; the folder of a run says it itself."""
+    folder = Path(program) if isinstance(program, str | Path) else None
+    if folder is None or not (folder / "measurement.json").is_file():
+        return InputError("nothing is measured of the program", hint=NEEDS)
+    return InputError(
+        f"{folder} is the folder of a run, which says itself on which fleet it ran and what was measured",
+        hint=f"leave --on out: meshwright reconcile {folder}; or {NEEDS}",
+    )
 
 
 def read_trace(trace: Traced | Sequence[Traced]) -> Recorded:

@@ -98,7 +98,8 @@ class Timeline:
 
 def timeline_of(recorded: Recorded) -> Timeline:
     """Return what each part of the recorded steps belongs to."""
-    num_steps = min(len(recorded.steps_of(rank)) for rank in range(recorded.num_ranks))
+    ranks = sorted({step.rank for step in recorded.steps})  # one file may be that of rank 3 alone
+    num_steps = min(len(recorded.steps_of(rank)) for rank in ranks)
     by_device: defaultdict[str, list[Work]] = defaultdict(list)
     for work in recorded.work:
         by_device[work.device].append(work)
@@ -107,7 +108,7 @@ def timeline_of(recorded: Recorded) -> Timeline:
     kinds: dict[str, list[defaultdict[str, float]]] = {
         device: [defaultdict(float) for _ in range(num_steps)] for device in by_device
     }
-    for rank in range(recorded.num_ranks):
+    for rank in ranks:
         mine = {device: works for device, works in by_device.items() if works[0].rank == rank}
         steps = recorded.steps_of(rank)[:num_steps]
         host = [span for span in recorded.host if span.rank == rank]

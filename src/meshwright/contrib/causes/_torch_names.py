@@ -133,7 +133,8 @@ def kernel_kind(name: str, operation: str) -> str:
         attends = "flex" in small or "attention" in small
         return "matmul" if is_product else "attention" if attends else MEMORY_BOUND
     if (kind := class_of_kernel(name)) is not None:
-        return kind
+        asked = operation_kind(operation) if kind == "matmul" and operation else kind
+        return "convolution" if asked == "convolution" else kind  # cuDNN has convolutions as products
     if LITTLE_ARITHMETIC.search(small):
         return MEMORY_BOUND
     return operation_kind(operation) if operation else UNKNOWN

@@ -167,7 +167,10 @@ def _around_operation(span: Span, outer: Around) -> Around:
 
 
 class Places:
-    """Tell where the work of a process comes from, by the operations of all of its threads."""
+    """Tell where the work of a process comes from, by the operations of all of its threads.
+
+    `is_forward_alone`: autograd records nothing, so modules are the forward pass (as in inference).
+    """
 
     def __init__(self, threads: Iterable[list[Span]]) -> None:
         self._forward: dict[int, Around] = {}
@@ -191,6 +194,7 @@ class Places:
                     asked.add(span.around.sequence)
                 elif number is not None:
                     shown[number] = span
+        self.is_forward_alone = not asked and not shown
         for number, span in shown.items():
             if number in asked or not asked:
                 self._forward[number] = span.around
@@ -234,6 +238,7 @@ class Places:
         if around.is_backward:
             return "backward"
         records = id(around.outermost) in self._recorded or (around.call and around.call.is_recorded)
+        records = records or (self.is_forward_alone and around.call is not None)
         return "forward" if records else None if around.operation is None else NO_PHASE
 
 

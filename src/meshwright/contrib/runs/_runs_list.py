@@ -158,6 +158,12 @@ def runs(
     >>> all(each.fields["fleet"] == "8xH100" for each in made)
     True
     """
+    filters = [where] if isinstance(where, str) else where
+    if not isinstance(filters, Sequence) or not all(isinstance(each, str) for each in (kind, sort, *filters)):
+        what = f"kind={kind!r}, where={where!r}, sort={sort!r}"
+        raise InputError(f"{what[:200]}: one is no text", hint='write mw.runs(where=["loss<3"], sort="loss")')
+    if most is not None and (type(most) is not int or most < 0):
+        raise InputError(f"most={most!r} rows cannot be shown", hint="give a whole number, as in most=25")
     if kind not in KINDS:
         raise InputError(f"{kind!r} is no kind of record", hint=nearest_name(kind, KINDS))
     notes: list[str] = []
@@ -168,7 +174,7 @@ def runs(
     for each in (WEIGHINGS, PLANS):
         if kind in (each, "all"):
             records += kept_figures(each, notes)
-    tests = [_filter(text) for text in ([where] if isinstance(where, str) else where)]
+    tests = [_filter(text) for text in filters]
     kept = [record for record in records if all(test(record) for test in tests)]
     if sort:
         kept = _sorted(kept, sort)
@@ -336,7 +342,7 @@ def _runs_table(shown: Sequence[RunRecord], short: int) -> ReportTable | None:
                 "" if run.tokens is None else format_count(run.tokens),
                 "" if run.loss is None else f"{run.loss:.4g}" if abs(run.loss) >= 1e-3 else f"{run.loss:.1e}",
                 "" if run.step_seconds is None else format_seconds(run.step_seconds),
-                "" if run.step_error is None else _error(run.step_error),
+                _error(run),
             ),
             tone=TONES.get(run.state, ""),
         )
@@ -352,10 +358,16 @@ def _steps(count: int) -> str:
     return f"{count:,}" if count < 100_000 else format_count(count)
 
 
-def _error(share: float) -> str:
-    """Return how a measured step differs from the predicted one: "+3.1 %", "12 x"."""
-    if abs(share) >= 10:
-        return f"{share + 1:.0f} x"
+def _error(run: RunRecord) -> str:
+    """Return how a measured step differs from the predicted one: "+3.1 %", or "690 us more" if it is far off.
+
+    A step of microseconds is mostly what the host takes to begin it, so that a multiple says little.
+    """
+    share, seconds = run.step_error, run.step_seconds
+    if share is None or seconds is None:
+        return ""
+    if share >= 10:
+        return f"{format_seconds(seconds - seconds / (1 + share))} more"
     return f"{100 * share:+.1f} %" if abs(share) < 0.1 else f"{100 * share:+.0f} %"
 
 

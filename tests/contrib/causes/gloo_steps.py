@@ -1,0 +1,85 @@
+"""Plant causes in the steps of two PyTorch processes over gloo: python -m ... FOLDER NAME..."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+WIDTH, ROWS, LAYERS, STEPS, RANKS = 256, 256, 3, 4, 2
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+def program() -> dict[str, Any]:
+    """The step of one of two ranks as it is meant to be: gradients are summed by data parallelism."""
+    return {"module": make(), "inputs": (torch.ones(ROWS, WIDTH),), "optimizer": torch.optim.SGD}
+
+
+def _sends_parameters(module: nn.Module, rank: int) -> None:
+    for _ in range(5):
+        for each in module.parameters():
+            dist.broadcast(each.data, 0)
+
+
+def _sums_again(module: nn.Module, rank: int) -> None:
+    for _ in range(5):
+        for each in module.parameters():
+            if each.grad is not None:
+                dist.all_reduce(each.grad)
+
+
+def _is_late(module: nn.Module, rank: int) -> None:
+    if rank == 1:
+        x = torch.ones(ROWS, WIDTH)
+        with torch.no_grad():
+            for _ in range(40):
+                x = torch.tanh(x @ x.T[:, :WIDTH])
+
+
+PLANTED = {
+    "broadcasts": _sends_parameters,
+    "a second sum": _sums_again,
+    "a late rank": _is_late,
+}
+
+
+def run(rank: int, folder: str, name: str) -> None:
+    """Trace the steps of one rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, init_method=f"file://{folder}/{name}.met")
+    module = nn.parallel.DistributedDataParallel(make())
+    optimizer, planted = torch.optim.SGD(module.parameters()), PLANTED[name]
+    x = torch.ones(ROWS, WIDTH)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        with_stack=True,
+        record_shapes=True,
+    ) as profiler:
+        for _ in range(STEPS + 1):
+            optimizer.zero_grad()
+            loss = module(x).square().mean()
+            if planted is _is_late:
+                planted(module, rank)
+            loss.backward()
+            if planted is not _is_late:
+                planted(module, rank)
+            optimizer.step()
+            profiler.step()
+    profiler.export_chrome_trace(f"{folder}/{name}.{rank}.json")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        torch.multiprocessing.spawn(run, (str(Path(sys.argv[1])), name), nprocs=RANKS)
