@@ -54,6 +54,7 @@ CLASSES = {
     "reductions after the backward pass": "reductions",
     "reductions in fp16": "reductions",
     "attention in parts": "attention",
+    "attention inside documents": "attention",
     "eager kernels": "memory-bound",
     "fused casts": "memory-bound",
     "kernels by hand": "memory-bound",

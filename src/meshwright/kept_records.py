@@ -81,17 +81,19 @@ def known_record(path: Path) -> Fields | None:
     return found if is_known and isinstance(found.get("id"), str) else None
 
 
-def keep_weighing(weighing: Weighing, *, simulated: bool = False) -> None:
+def keep_weighing(weighing: Weighing, *, simulated: bool = False) -> Weighing:
     """Keep the figures of a weighing; the same weighing again is the same record, with a later date.
 
-    A store that cannot be written keeps nothing: `meshwright runs` says so.
+    Returns:
+        The weighing; with a warning if the store cannot be written, which then keeps nothing.
     """
     fields = {**weighing_figures(weighing), "simulated": simulated}
-    _keep(WEIGHINGS, "w", fields)
+    refused = _keep(WEIGHINGS, "w", fields)
+    return dataclasses.replace(weighing, warnings=(*weighing.warnings, *refused)) if refused else weighing
 
 
-def keep_plan(plan: Plan) -> None:
-    """Keep the candidates of a plan, as `keep_weighing` keeps a weighing."""
+def keep_plan(plan: Plan) -> Plan:
+    """Keep the candidates of a plan, as `keep_weighing` keeps a weighing; a note says if it is not kept."""
     best = plan.winner
     fields: Fields = {
         "name": plan.name,
@@ -116,15 +118,20 @@ def keep_plan(plan: Plan) -> None:
             for each in plan.ranked[:MOST_CANDIDATES]
         ],
     }
-    _keep(PLANS, "p", fields)
+    refused = _keep(PLANS, "p", fields)
+    return dataclasses.replace(plan, notes=(*plan.notes, *refused)) if refused else plan
 
 
-def _keep(kind: str, letter: str, fields: Fields) -> None:
-    """Write a record whose id follows from its fields."""
+def _keep(kind: str, letter: str, fields: Fields) -> tuple[str, ...]:
+    """Write a record whose id follows from its fields; return why not, if the store cannot be written."""
     text = json.dumps(fields, sort_keys=True, default=str)
     number = letter + hashlib.sha256(text.encode()).hexdigest()[:12]
-    with contextlib.suppress(MeshwrightError, OSError, ValueError):
+    try:
         write_entry(kind, number, {"when": now(), **json.loads(text)})
+    except (MeshwrightError, OSError, ValueError) as refused:
+        why = refused.message if isinstance(refused, MeshwrightError) else str(refused)
+        return (f"not in the list of `meshwright runs --kind {kind}`: {why}",)
+    return ()
 
 
 def weighing_figures(weighing: Weighing) -> Fields:

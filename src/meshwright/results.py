@@ -73,7 +73,7 @@ class Weighing(Reportable):
         num_steps: length of the whole run; None if neither the config nor the caller states it.
         plan_command: the command that searches other layouts; None for one device, for a program that is not
             planned by its name, and where no time is predicted although the program is compiled.
-        warnings: why the figures may not be of what was meant, printed before the verdict.
+        warnings: why the figures may not be of what was meant, or are not kept, printed before the verdict.
         idle_devices: devices of the named fleet that a step without a mesh leaves idle; `fleet` is without
             them.
         other_calls: of a script, the other jitted calls, if they were asked for.

@@ -80,8 +80,7 @@ def largest(
     start = max(unit, start // unit * unit)
     fits, above = search(needed_of, usable, start, unit, MOST[of], exact=of == "batch")
     beyond = weighed.get(above) if above is not None else None
-    weighing = weighed[fits] if fits is not None else beyond or first
-    keep_weighing(weighing)
+    weighing = keep_weighing(weighed[fits] if fits is not None else beyond or first)
     return Largest(
         of=of,
         value=fits,

@@ -109,9 +109,7 @@ def plan(
         fleets = tuple(smaller_fleets(fleet))
         asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
         made = _smallest(asked, fleets)
-    made = asked.operated(made)
-    keep_plan(made)
-    return made
+    return keep_plan(asked.operated(made))
 
 
 @warm_workers()

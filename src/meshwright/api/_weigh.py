@@ -51,8 +51,7 @@ def weigh(
     """
     settings = {"layout": layout, "overrides": overrides, "simulate": simulate, "on_event": on_event}
     made = weigh_unkept(program, on, run=run or RunLength(), **settings)
-    keep_weighing(made, simulated=simulate)
-    return made
+    return keep_weighing(made, simulated=simulate)
 
 
 def weigh_unkept(program: Program | RunConfig | str | Path, on: str | Fleet, **settings: Any) -> Weighing:

@@ -147,7 +147,7 @@ def cache_lock(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def write_cached(path: Path, text: str) -> None:
+def write_cached(path: Path, content: str | bytes) -> None:
     """Write a file of the cache completely or not at all, even if another process writes it too.
 
     Raises:
@@ -157,7 +157,7 @@ def write_cached(path: Path, text: str) -> None:
         make_folder(path.parent)
         making = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            making.write_text(text, encoding="utf-8")
+            making.write_bytes(content.encode() if isinstance(content, str) else content)
             os.replace(making, path)
         finally:
             making.unlink(missing_ok=True)

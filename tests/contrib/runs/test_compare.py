@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_real_runs_are_listed_with_prediction_and_end_and_compared_by_settings_a
     assert (good.state, good.step, good.held_out_loss is not None) == ("finished", 4, True)
     assert (bad.state, "the loss is" in bad.words) == ("failed", True)
     assert good.predicted.expected == pytest.approx(good.sessions[-1]["step_seconds"] / (1 + good.step_error))
+    assert all(sum(each.phases().values()) > 0 for each in (bad, good))
+    assert (bad.folder / "phases.json").exists()
     made = mw.compare("runs/good", "bad")
     assert list(made.settings) == ["optimizer.learning_rate"]
     assert made.sides[0].curves["loss"].steps == (1, 2, 3, 4)
@@ -97,6 +100,32 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do(store: Path):
     ):
         with pytest.raises(mw.InputError, match=words):
             mw.compare(*sides)
+    with pytest.raises(mw.InputError, match=r"^3 is nothing that can be compared"):
+        mw.compare(3, 4)  # type: ignore
+    with pytest.raises(mw.InputError, match=r"^7 is no folder"):
+        mw.compare("a", "b", places=7)  # type: ignore
+    for wrong in ({"where": 3}, {"where": [3]}, {"sort": 3}, {"kind": None}, {"most": "x"}, {"most": -1}):
+        with pytest.raises(mw.InputError, match=r"is no text|cannot be shown"):
+            mw.runs(**wrong)
+    with pytest.raises(mw.InputError, match=r"^None is no folder"):
+        mw.runs(None)  # type: ignore
+
+
+def test_a_weighing_that_the_store_cannot_keep_says_so_in_a_line(store: Path):
+    mw.weigh("linear", on="8xH100")
+    mw.plan("linear", on="2xH100", budget_seconds=1)
+    for kind in ("weighings", "plans"):
+        shutil.rmtree(store / "cache/store" / kind)
+        (store / "cache/store" / kind).write_text("a file where a folder is to be")
+    made = mw.weigh("linear", on="8xH100")
+    (words,) = made.warnings
+    assert words.startswith(
+        "not in the list of `meshwright runs --kind weighings`: the cache cannot be written"
+    )
+    assert made.fits
+    assert words in " ".join(told("weigh", "linear", "--on", "8xH100").split())
+    plan = mw.plan("linear", on="2xH100", budget_seconds=1)
+    assert plan.notes[-1].startswith("not in the list of `meshwright runs --kind plans`")
 
 
 def test_the_commands_list_tag_and_compare(store: Path):

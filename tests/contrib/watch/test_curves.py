@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
 import math
+import os
 import random
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.contrib.runs import Buckets, Metrics
+from meshwright.contrib.runs._buckets import MOST_BUCKETS
 from meshwright.contrib.watch import Shelf
-from meshwright.contrib.watch._buckets import MOST_BUCKETS, Buckets
 from tests.contrib.watch.made_runs import line, make_run
 
 pytestmark = pytest.mark.once
@@ -178,28 +180,152 @@ chunks = st.lists(st.integers(1, 700), max_size=8)
 
 
 @settings(max_examples=25)
-@given(chunks, st.integers(0, 2**32))
-def test_buckets_hold_the_extremes_and_the_mean_of_their_lines_however_they_come(sizes, seed):
+@given(chunks, st.sampled_from([1, 3, 1000]), st.integers(0, 2**32))
+def test_buckets_hold_the_extremes_and_the_mean_of_their_lines_however_they_come(sizes, gap, seed):
     rng = random.Random(seed)
-    values = [rng.choice([rng.gauss(0, 1), math.nan]) for _ in range(4 * sum(sizes))]
+    sizes = [size for size in sizes for _ in range(4)]
+    steps = np.cumsum([rng.randint(1, gap) for _ in range(sum(sizes))])
+    values = np.array([rng.choice([rng.gauss(0, 1), math.nan]) for _ in steps])
     buckets, place = Buckets(), 0
-    for size in itertools.chain.from_iterable([size] * 4 for size in sizes):
-        steps = np.arange(place + 1, place + 1 + size)
-        buckets.add(steps, {"loss": np.array(values[place : place + size])})
-        place += size
-    window = buckets.window(100)
+    for size in sizes:
+        part = slice(place, place := place + size)
+        buckets.add(steps[part], ["loss"], values[part, None])
+    window, whole = buckets.window(100), buckets.window(MOST_BUCKETS)
     assert len(window.first) <= 100
-    assert len(buckets._steps) <= MOST_BUCKETS
-    if values:
-        assert window.first[0] == 1
-        assert window.last[-1] == len(values)
-    for number, (first, last) in enumerate(zip(window.first, window.last, strict=True)):
-        known = [value for value in values[first - 1 : last] if not math.isnan(value)]
-        low, mean, high = (row[number] for row in window.curves["loss"])
-        if known:
-            assert (low, high) == (pytest.approx(min(known), rel=1e-5), pytest.approx(max(known), rel=1e-5))
-            assert low <= mean <= high or mean == pytest.approx(low, rel=1e-5)
-        else:
-            assert low is mean is high is None
-    for one, other in itertools.pairwise(zip(window.first, window.last, strict=True)):
-        assert other[0] == one[1] + 1, "each step is in one bucket"
+    assert len(whole.first) == min(len(steps), len(whole.first)) <= MOST_BUCKETS
+    assert len(steps) <= 100 or len(window.first) > 30, "few lines leave few buckets, many do not"
+    inside = [
+        (first <= steps) & (steps <= last) for first, last in zip(window.first, window.last, strict=True)
+    ]
+    assert not sizes or np.all(np.sum(inside, axis=0) == 1), "each line is in one bucket"
+    for number, lines in enumerate(inside):
+        assert (window.first[number], window.last[number]) == (steps[lines][0], steps[lines][-1])
+        known = values[lines][np.isfinite(values[lines])]
+        made = window.curves["loss"][:, number]
+        wanted = [known.min(), known.mean(), known.max()] if len(known) else [math.nan] * 3
+        assert list(made) == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+def test_a_step_that_is_trained_again_replaces_evaluations_and_epochs_after_it_too(tmp_path):
+    held_out = '{"step": %d, "held_out_loss": %s}'
+    first = [line(1), held_out % (1, 5.0), line(2), line(3), held_out % (3, 9.0)]
+    lines = [*first, line(2), held_out % (2, 7.0)]
+    shelf = Shelf([make_run(tmp_path / "run", lines)])
+    refreshed(shelf)
+    (run,) = shelf.runs
+    curve = run.metrics.curve("held_out_loss")
+    assert (curve.steps, curve.means) == ((1, 2), (5.0, 7.0))
+    assert run.metrics.curve("loss").steps == (1, 2)
+
+
+def test_an_estimate_of_the_finish_replaces_no_evaluation_of_its_step(tmp_path):
+    texts = ['{"step": 1, "held_out_loss": 5.0}', '{"step": 1, "finish_seconds_left": 60.0}']
+    shelf = Shelf([make_run(tmp_path / "run", [line(1), *texts])])
+    refreshed(shelf)
+    (run,) = shelf.runs
+    assert run.metrics.curve("held_out_loss").means == (5.0,)
+    assert run.metrics.curve("finish_seconds_left").means == (60.0,)
+
+
+@pytest.fixture
+def long_run(tmp_path, monkeypatch):
+    """Return the folder of a run whose curves the cache keeps, with an empty cache."""
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("meshwright.contrib.runs._kept_curves.LEAST_BYTES", 10_000)
+    monkeypatch.setattr("meshwright.contrib.runs._metrics.LEAST_BYTES", 10_000)
+    return make_run(tmp_path / "run", [line(step, loss=step) for step in range(1, 5001)])
+
+
+def read_whole(folder) -> tuple[Metrics, int]:
+    """Return the metrics of a run and how many lines had to be read."""
+    metrics = Metrics(folder / "metrics.jsonl")
+    metrics.read(0)
+    before = metrics.offset
+    metrics.read_whole()
+    return metrics, metrics.offset - before
+
+
+def test_a_long_file_is_read_once_and_then_what_it_grew_by(long_run):
+    first, read = read_whole(long_run)
+    assert read == first.size
+    second, read = read_whole(long_run)
+    assert read == 0
+    assert second.is_whole
+    assert second.curve("loss") == first.curve("loss")
+    assert second.newest == first.newest
+    with (long_run / "metrics.jsonl").open("a") as file:
+        file.write(more := f"{line(5001, loss=-1.0)}\n")
+    third, read = read_whole(long_run)
+    assert read == len(more)
+    assert third.curve("loss").lows[-1] == -1.0
+    assert third.curve("seconds").steps[-1] == 5001
+
+
+def cut_short(folder) -> None:
+    os.truncate(folder / "metrics.jsonl", 300_000)
+
+
+def replaced(folder) -> None:
+    (folder / "new").write_bytes((folder / "metrics.jsonl").read_bytes())
+    (folder / "metrics.jsonl").unlink()
+    (folder / "kept").write_text("")  # takes the number that the file had
+    (folder / "new").rename(folder / "metrics.jsonl")
+
+
+def touched(folder) -> None:
+    with (folder / "metrics.jsonl").open("r+b") as file:
+        file.seek(200_000)
+        file.write(b" ")
+    os.utime(folder / "metrics.jsonl", (1, 1))
+
+
+def damaged(folder) -> None:
+    (kept,) = (folder.parent / "cache/curves").iterdir()
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 2] ^= 1
+    kept.write_bytes(content)
+
+
+def emptied(folder) -> None:
+    (kept,) = (folder.parent / "cache/curves").iterdir()
+    kept.write_bytes(b"")
+
+
+def newer(folder) -> None:
+    (kept,) = (folder.parent / "cache/curves").iterdir()
+    content = kept.read_bytes().partition(b"\n")[2].replace(b'{"schema": 1', b'{"schema": 2', 1)
+    kept.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+
+
+def a_folder(folder) -> None:
+    (kept,) = (folder.parent / "cache/curves").iterdir()
+    kept.unlink()
+    kept.mkdir()
+
+
+@pytest.mark.parametrize("happens", [cut_short, replaced, touched, damaged, emptied, newer, a_folder])
+def test_curves_that_are_not_of_this_file_are_read_again(long_run, happens):
+    read_whole(long_run)
+    happens(long_run)
+    metrics, read = read_whole(long_run)
+    assert read == metrics.size == (long_run / "metrics.jsonl").stat().st_size
+    assert metrics.curve("loss").steps[-1] == len((long_run / "metrics.jsonl").read_text().splitlines()) - (
+        happens is cut_short
+    )
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing_and_stops_nothing(long_run):
+    (long_run.parent / "cache/curves").write_text("a file where a folder is to be")
+    for _ in range(2):
+        metrics, read = read_whole(long_run)
+        assert read == metrics.size
+        assert metrics.curve("loss").steps[-1] == 5000
+
+
+def test_the_cache_keeps_the_curves_of_so_many_files(long_run, monkeypatch):
+    monkeypatch.setattr("meshwright.contrib.runs._kept_curves.MOST_KEPT", 2)
+    for number in range(4):
+        long_run = long_run.rename(long_run.with_name(f"run{number}"))
+        read_whole(long_run)
+    assert len(list((long_run.parent / "cache/curves").iterdir())) == 2

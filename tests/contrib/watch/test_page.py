@@ -63,6 +63,8 @@ def test_a_session_a_run_moves_is_compared_with_another_and_is_stopped(page, tmp
                 label = page.get_attribute("figure:has-text('Loss') canvas[role=img]", "aria-label")
                 assert label.startswith("Loss of 2 runs: ")
                 assert "predicted" in page.text_content(".cards")
+                page.wait_for_selector("#details h2:has-text('Where the time goes, so far')")
+                page.wait_for_selector("#details td:has-text('the gap')")
                 assert "compiling linear for 1 x cpu" in page.text_content("#log")
                 keep_picture(page, "session-running")
             finally:

@@ -90,6 +90,36 @@ def test_no_escape_of_a_run_reaches_the_terminal(tmp_path):
     assert "\\x1b]0;title" in screen(shelf)
 
 
+def test_runs_are_named_by_id_name_or_tag_as_those_that_are_listed(tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    for number, name in enumerate(("one", "two", "three")):
+        run = {**RUN, "id": f"r{number}123456789ab", "name": name}
+        folder = make_run(tmp_path / f"runs/{name}", [line(1)], run_json=json.dumps(run))
+        (folder / "tags.json").write_text(json.dumps({"tags": ["good"] if number else []}))
+
+    def watched(*words: str) -> list[str]:
+        return sorted(
+            row["name"] for row in commands.run("watch", *words, "--json", folder=tmp_path).json["runs"]
+        )
+
+    assert watched("one") == ["one"]
+    assert watched("r1123") == ["two"]
+    assert watched("good") == ["three", "two"], "all that have the tag"
+    assert watched("runs/three", "r0123456") == ["one", "three"]
+    (tmp_path / "runs/two").rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").rename(tmp_path / "cache/elsewhere")
+    done = commands.run("watch", "r1123", "--json", folder=tmp_path)
+    assert done.status == 2
+    assert "r1123 is not here: " in " ".join(done.talk.split())
+
+
+def test_the_screen_says_where_the_time_goes_so_far(tmp_path):
+    folder = make_run(tmp_path / "run", [line(1)])
+    (folder / "phases.json").write_text('{"compile": 1.0, "step": 3.0, "broken": "x"}')
+    assert "time so far     step 75 %, compile 25 %" in screen(Shelf([folder]))
+
+
 def test_bars_rise_with_values_and_leave_gaps():
     assert spark([0.0, 1.0, None, 2.0, 8.0]) == "▁▂ ▃█"
     assert spark([3.0, 3.0]) == "▁▁"
@@ -112,9 +142,9 @@ def test_json_has_every_run_and_a_sweeps_values(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nowhere"], "nowhere is not there"),
-        (["file"], "file is not a folder"),
-        (["empty"], "empty holds no run"),
+        (["nowhere"], "nowhere is no folder, and no run has that id, name or tag"),
+        (["file"], "file is no folder, and no run has that id"),
+        (["empty"], "empty holds no run, and no run has that id"),
         (["--terminal"], "no run is there yet"),
         (["--html", "x.html"], "no run is there to write a page of"),
         (["--port", "70000"], "65535"),

@@ -21,7 +21,7 @@ from meshwright.reportable import Reportable
 
 from ._found_runs import found_runs
 from ._kept_figures import KeptFigures, chosen, kept_figures
-from ._run_curves import Curve
+from ._metrics import Curve
 from ._run_record import RunRecord, run_file, run_record
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class Comparison(Reportable):
 
 
 def compare(
-    *sides: Run | Weighing | Plan | RunRecord | KeptFigures | Path | str, places: Sequence[str | Path] = ()
+    *sides: Run | Weighing | Plan | RunRecord | KeptFigures | Path | str,
+    places: Sequence[str | Path] | str | Path = (),
 ) -> Comparison:
     """Put runs, weighings and plans beside one another.
 
@@ -152,7 +153,8 @@ def compare(
     notes: list[str] = []
     known: list[RunRecord | KeptFigures] = []
     if any(isinstance(side, str) and not _is_path(side) for side in sides):
-        known = [*found_runs(*places).runs, *kept_figures(WEIGHINGS, notes), *kept_figures(PLANS, notes)]
+        named = places if isinstance(places, Sequence) and not isinstance(places, str) else [places]
+        known = [*found_runs(*named).runs, *kept_figures(WEIGHINGS, notes), *kept_figures(PLANS, notes)]
     made = [_side(each, known) for each in sides]
     return Comparison(sides=tuple(_told_apart(made)))
 
@@ -197,6 +199,9 @@ def _side(
         if text.endswith(".json") and Path(text).is_file():
             return _weighed_side(_read(Path(text)), text, "weighing")
         given = run_record(text) if isinstance(given, Path) or _is_path(text) else chosen(text, known)
+    if not isinstance(given, RunRecord | KeptFigures):
+        hint = "give a Run, a Weighing or a Plan, what mw.runs() lists, or the id, name or folder of one"
+        raise InputError(f"{repr(given)[:80]} is nothing that can be compared", hint=hint)
     return _run_side(given) if isinstance(given, RunRecord) else _kept_side(given)
 
 
@@ -231,6 +236,9 @@ def _run_side(run: RunRecord) -> ComparedSide:
     settings = figures_of(plain, label).settings if figures is None else figures.settings
     read = run.curves()
     curves = {name: read.curve(name) for name in CURVES if name in read.names}
+    notes += [f"{label}: {read.why_not}"] if read.why_not else []
+    if read.broken:
+        notes.append(f"{label}: {read.broken:,} lines of metrics.jsonl hold no step and are left out")
     cost, price = _cost(run.device_hours, run.predicted.price_per_device_hour, run.fleet)
     predicted = run.predicted
     amounts: dict[str, float | str | None] = {

@@ -20,7 +20,7 @@ from meshwright.report import (
 )
 from meshwright.units import format_bytes, format_count, format_seconds
 
-from ._run_curves import Curve
+from ._metrics import Curve
 
 if TYPE_CHECKING:
     from ._comparison import ComparedSide, Comparison

@@ -28,8 +28,7 @@ from meshwright.kept_records import (
     write_entry,
 )
 
-from ._run_curves import METRICS
-from ._run_record import RunRecord, is_id, is_locked, record_of, run_file
+from ._run_record import METRICS, RunRecord, is_id, is_locked, record_of, run_file
 
 DEEPEST = 4  # levels of folders below a named one
 MOST_FOLDERS = 20_000  # looked into below one place
@@ -70,9 +69,9 @@ def found_runs(*places: Path | str) -> FoundRuns:
     near = [Path(str(entry.fields.get("path", ""))) for entry in read_entries(PLACES, "", notes)]
     near += [Path("runs").absolute()]
     folders = [*known, *(folder for place in near for folder in _below(place, 1, notes))]
-    for place in map(Path, places):
-        if not place.is_dir():
-            raise InputError(f"{place} is no folder", hint="name a folder that holds runs")
+    for given in places:
+        if not isinstance(given, str | Path) or not (place := Path(given)).is_dir():
+            raise InputError(f"{str(given)[:200]} is no folder", hint="name a folder that holds runs")
         folders += [place.absolute(), *_below(place.absolute(), DEEPEST, notes)]
     runs = _distinct(folders, entries, notes)
     found = {run.id for run in runs}

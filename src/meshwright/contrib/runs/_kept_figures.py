@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from meshwright.compiler import write_cached
 from meshwright.errors import InputError, printable
@@ -50,6 +50,9 @@ class KeptFigures(OneLine):
     def to_dict(self) -> dict[str, Any]:
         """Return the record in JSON's types."""
         return {**self.fields, "kind": self.kind, "tags": list(self.tags)}
+
+
+Named = TypeVar("Named", bound=RunRecord | KeptFigures)
 
 
 def kept_figures(kind: str, notes: list[str]) -> list[KeptFigures]:
@@ -135,6 +138,19 @@ def chosen(text: str, records: Iterable[RunRecord | KeptFigures]) -> RunRecord |
     Raises:
         InputError: none is named so, or several are.
     """
+    found = all_named(text, records)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(each.id or str(cast("RunRecord", each).folder) for each in found[:5])
+        more = "" if len(found) <= 5 else f" and {len(found) - 5} more"
+        raise InputError(f"{text!r} names {len(found)} records", hint=f"name one: {names}{more}")
+    hint = "`meshwright runs --kind all` lists them; name an id, a folder, a name or a tag"
+    raise InputError(f"no run, weighing or plan is named {text!r}", hint=hint)
+
+
+def all_named(text: str, records: Iterable[Named]) -> list[Named]:
+    """Return the records that a text names, by the first of these that any has: id, folder, name, tag."""
     known = list(records)
     path = Path(text)
     tests = (
@@ -145,16 +161,8 @@ def chosen(text: str, records: Iterable[RunRecord | KeptFigures]) -> RunRecord |
         lambda each: each.name == text,
         lambda each: text in each.tags,
     )
-    for test in tests:
-        found = [each for each in known if test(each)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(each.id or str(cast("RunRecord", each).folder) for each in found[:5])
-            more = "" if len(found) <= 5 else f" and {len(found) - 5} more"
-            raise InputError(f"{text!r} names {len(found)} records", hint=f"name one: {names}{more}")
-    hint = "`meshwright runs --kind all` lists them; name an id, a folder, a name or a tag"
-    raise InputError(f"no run, weighing or plan is named {text!r}", hint=hint)
+    tried = ([each for each in known if test(each)] for test in tests)
+    return next(filter(None, tried), [])
 
 
 def _is_same(path: Path, folder: Path) -> bool:

@@ -19,11 +19,11 @@ from meshwright.kept_records import RUN_FILE, RUNS, record_path
 from meshwright.trainer.checkpoint import lock_folder
 
 from ._kept_figures import LETTERS, KeptFigures
-from ._run_record import LOCK, LOG, MEASUREMENT, NOTICES, TAGS, RunRecord
+from ._run_record import LOCK, LOG, MEASUREMENT, NOTICES, PHASES, TAGS, RunRecord
 
 WRITTEN = {
     "config.json", "metrics.jsonl", "reconciliation.json", "report.html", "weighing.json", LOG, MEASUREMENT,
-    NOTICES, TAGS, f".{TAGS}.lock", f"{RUN_FILE}.damaged", ".shared", ".probe",
+    NOTICES, PHASES, TAGS, f".{TAGS}.lock", f"{RUN_FILE}.damaged", ".shared", ".probe",
 }  # fmt: skip
 PATTERNS = re.compile(r"events\.out\.tfevents\.\d+\.[^/]*|\.[\w.]+\.new")
 LAST = (RUN_FILE, LOCK)  # removed at the end: a removal that was killed can be repeated

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshwright.errors import InputError, printable
 from meshwright.files import MOST_RECORD_BYTES, last_lines, open_file, parsed_json, read_json, reason
@@ -24,9 +24,11 @@ from meshwright.kept_records import MOST_RECORD, RECORD_SCHEMA, RUN_FILE
 from meshwright.reportable import OneLine
 from meshwright.trainer.checkpoint import steps_in
 
-from ._run_curves import METRICS, RunCurves
+if TYPE_CHECKING:
+    from ._metrics import Metrics
 
 LOCK, TAGS, LOG, NOTICES, MEASUREMENT = ".lock", "tags.json", "log.txt", "notices.jsonl", "measurement.json"
+METRICS, PHASES = "metrics.jsonl", "phases.json"
 TAIL_BYTES = 2**16  # at the end of metrics.jsonl
 MOST_NOTICES = 1000
 SILENT_SECONDS = 600.0
@@ -140,10 +142,12 @@ class RunRecord(OneLine):
         mfu, expected = self.predicted.mfu, self.predicted.expected
         return mfu * expected / self.step_seconds if mfu and expected and self.step_seconds else None
 
-    def curves(self, *, most: int = 1000) -> RunCurves:
-        """Return the run's metrics, down-sampled to about `most` points; its `update` reads what is new."""
-        made = RunCurves(folder=self.folder, most=most)
-        made.update()
+    def curves(self) -> Metrics:
+        """Return the run's metrics, read to the end of the file; their `read_whole` reads what is new."""
+        from ._metrics import Metrics
+
+        made = Metrics(self.folder / METRICS)
+        made.read_whole()
         return made
 
     def notices(self) -> tuple[Figures, ...]:
@@ -152,8 +156,10 @@ class RunRecord(OneLine):
         return tuple(entry for line in lines if (entry := _entry_of(line)) is not None)
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds of each phase of the last session; empty until it has ended."""
-        found = self._measurement().get("seconds_by_phase")
+        """Return the seconds of each phase of the last session, so far if it has not ended."""
+        found = _read_table(self.folder / PHASES)
+        if self.state in ("finished", "stopped") or not found:
+            found = self._measurement().get("seconds_by_phase")
         return {str(name): float(value) for name, value in _table(found).items() if _is_number(value)}
 
     def samples(self) -> tuple[tuple[str, str], ...]:

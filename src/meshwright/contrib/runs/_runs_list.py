@@ -158,6 +158,12 @@ def runs(
     >>> all(each.fields["fleet"] == "8xH100" for each in made)
     True
     """
+    filters = [where] if isinstance(where, str) else where
+    if not isinstance(filters, Sequence) or not all(isinstance(each, str) for each in (kind, sort, *filters)):
+        what = f"kind={kind!r}, where={where!r}, sort={sort!r}"
+        raise InputError(f"{what[:200]}: one is no text", hint='write mw.runs(where=["loss<3"], sort="loss")')
+    if most is not None and (type(most) is not int or most < 0):
+        raise InputError(f"most={most!r} rows cannot be shown", hint="give a whole number, as in most=25")
     if kind not in KINDS:
         raise InputError(f"{kind!r} is no kind of record", hint=nearest_name(kind, KINDS))
     notes: list[str] = []
@@ -168,7 +174,7 @@ def runs(
     for each in (WEIGHINGS, PLANS):
         if kind in (each, "all"):
             records += kept_figures(each, notes)
-    tests = [_filter(text) for text in ([where] if isinstance(where, str) else where)]
+    tests = [_filter(text) for text in filters]
     kept = [record for record in records if all(test(record) for test in tests)]
     if sort:
         kept = _sorted(kept, sort)

@@ -3,7 +3,7 @@
 Small files are read again when they change, metrics.jsonl and log.txt from where they were read last. Every
 text that leaves this module has its control and direction characters escaped.
 
-Imports: `_metrics`, `_values`, `contrib.runs`, `files`, `measure`, `report`.
+Imports: `_values`, `contrib.runs`, `files`, `measure`, `report`.
 Used by: `_shelf`, `_screen`.
 """
 
@@ -19,12 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from meshwright.contrib.runs import RunRecord, run_record
+from meshwright.contrib.runs import Metrics, RunRecord, run_record
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_text, reason
 
-from ._metrics import Metrics
-from ._values import LARGEST, clean, text_at
+from ._values import LARGEST, clean, number_at, text_at
 
 LOG_BYTES = 1 << 16  # of a log at once
 MOST_NOTICES, MOST_CHECKPOINTS, MOST_SETTINGS = 200, 200, 400
@@ -108,8 +107,14 @@ class LiveRun:
         self._config = Kept(folder / "config.json", parsed_json)
         self._measured = Kept(folder / "measurement.json", _measured)
         self._compared = Kept(folder / "reconciliation.json", _compared)
+        self._phases = Kept(folder / "phases.json", _phases)
+        self._parts = Kept(folder / "weighing.json", _step_parts)
         self._stamps: list[tuple[int, int, int] | None] = []
         self._finish = ""
+
+    @property
+    def _files(self) -> tuple[Kept, ...]:
+        return self._config, self._measured, self._compared, self._phases
 
     @property
     def state(self) -> str:
@@ -118,7 +123,7 @@ class LiveRun:
 
     def refresh(self) -> bool:
         """Look for changes of the folder; return whether there are any."""
-        changed = any([each.refresh() for each in (self._config, self._measured, self._compared)])
+        changed = any([each.refresh() for each in self._files])
         stamps = [stamp_of(self.folder / name) for name in WATCHED]
         if stamps != self._stamps or self.state == "running":  # which may die without a word
             changed |= stamps != self._stamps or self.version == 0
@@ -189,9 +194,11 @@ class LiveRun:
 
     def details(self) -> Fields:
         """Return what the page shows of one run besides its curves and its log."""
+        self._parts.refresh()  # large, and only shown here
         measured, config = self._measured.value or {}, self._config.value
         notes = [] if self.record is None else [clean(note) for note in self.record.notes]
-        notes += [each.wrong for each in (self._config, self._measured, self._compared) if each.wrong]
+        notes += [each.wrong for each in (*self._files, self._parts) if each.wrong]
+        notes += [self.metrics.why_not] if self.metrics.why_not else []
         if self.metrics.broken:
             notes.append(f"metrics.jsonl: {self.metrics.broken:,} lines hold no step and are left out.")
         settings = [] if not isinstance(config, dict) else list(_flat(config))
@@ -202,10 +209,18 @@ class LiveRun:
             "notices": self.notices(),
             "checkpoints": self._checkpoints(),
             "samples": measured.get("samples", []),
-            "phases": measured.get("phases", []),
+            "phases": self.phases(),
+            "parts": self._parts.value or [],
             "compared": self._compared.value or [],
             "settings": settings[:MOST_SETTINGS],
         }
+
+    def phases(self) -> list[tuple[str, float]]:
+        """Return the seconds of each phase of the last session, the longest first; so far, until it ends."""
+        measured = (self._measured.value or {}).get("phases")
+        so_far = self._phases.value
+        found = measured if self.state in ("finished", "stopped") or not so_far else so_far
+        return sorted(found or [], key=lambda each: -each[1])
 
     def notices(self) -> list[Fields]:
         """Return the newest notices, the newest last."""
@@ -283,8 +298,28 @@ def _measured(text: str) -> Fields:
     sample = {"prompt": clean(made.sample_prompt), "text": clean(made.sample)}
     return {
         "samples": [sample] if made.sample else [],
-        "phases": [[clean(name), seconds] for name, seconds in made.seconds_by_phase.items()],
+        "phases": list(_numbers(made.seconds_by_phase)),
     }
+
+
+def _phases(text: str) -> list[tuple[str, float]]:
+    """Return the seconds of each phase of a session that is under way."""
+    return list(_numbers(parsed_json(text, strict=False)))
+
+
+def _numbers(found: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+    for name in found:
+        if (seconds := number_at(found, name)) is not None and seconds >= 0:
+            yield clean(name), seconds
+
+
+def _step_parts(text: str) -> list[tuple[str, float]]:
+    """Return what the predicted time of a step is made of: each part that nothing hides, with its seconds."""
+    predicted = parsed_json(text, strict=False).get("prediction")
+    slices = [] if predicted is None else predicted["slices"]
+    pairs = ((f"{text_at(each, 'kind')}: {text_at(each, 'name')}", each) for each in slices)
+    found = ((name, number_at(each, "exposed_seconds")) for name, each in pairs)
+    return sorted(((name, seconds) for name, seconds in found if seconds), key=lambda each: -each[1])
 
 
 def _compared(text: str) -> list[list[str]]:

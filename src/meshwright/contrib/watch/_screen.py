@@ -157,10 +157,13 @@ def _lines(run: LiveRun, row: Fields, width: int) -> Iterator[str]:
         "learning_rate": ("learning rate", lambda value: f"{value:.4g}"),
     }
     for key, (name, words) in texts.items():
-        if key in window.curves and (value := _last(window.curves[key][1])) is not None:
-            yield f"{name:{LABEL}}{spark(window.curves[key][1]):{spark_width}}  {words(value)}"
+        if key in window.curves and (value := _last(window.means(key))) is not None:
+            yield f"{name:{LABEL}}{spark(window.means(key)):{spark_width}}  {words(value)}"
     if row["held_out_loss"] is not None:
         yield f"{'held-out loss':{LABEL}}{'':{spark_width}}  {row['held_out_loss']:.4g}"
+    if phases := run.phases()[:MOST_TOLD]:
+        whole = sum(seconds for _, seconds in run.phases()) or 1.0
+        yield f"{'time so far':{LABEL}}{', '.join(f'{name} {100 * s / whole:.0f} %' for name, s in phases)}"
     if row["finish"]:
         yield f"{'finish':{LABEL}}{row['finish']}"
 

@@ -25,7 +25,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ._buckets import Have
+from meshwright.contrib.runs import Have
+
 from ._shelf import Shelf
 from ._watch_page import live_page, text_of
 

@@ -1,6 +1,6 @@
 """Hold the runs that are watched: find them in folders, follow them, and answer what a page asks of them.
 
-Imports: `_live_run`, `_metrics`. Used by: `_server`, `_static_page`, `_screen`.
+Imports: `_live_run`, `contrib.runs`. Used by: `_server`, `_static_page`, `_screen`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwright.contrib.runs import Buckets, Have, RunRecord, all_named, found_runs
 from meshwright.errors import InputError
 from meshwright.files import MOST_JSON_BYTES, parsed_json
 
-from ._buckets import Buckets, Have
 from ._live_run import Fields, Kept, LiveRun
-from ._metrics import preview_buckets
 from ._values import clean, number_at
 
 RUN_FILES = ("config.json", "metrics.jsonl", "weighing.json")
@@ -123,6 +122,8 @@ class Shelf:
         for run in chosen:
             self._wanted[run.id] = time.monotonic()
             with self._lock:
+                if not run.metrics.offset:
+                    run.metrics.read(0)  # takes what the cache has of it
                 while unread and not run.metrics.is_whole and run.metrics.read():
                     unread -= 1
                 answer[run.id] = _curves(run, most, low, high, (have or {}).get(run.id, {}))
@@ -131,8 +132,7 @@ class Shelf:
     def read_whole(self) -> None:
         """Read the metrics of all runs to their ends."""
         for run in self.runs:
-            while run.metrics.read():
-                pass
+            run.metrics.read_whole()
 
     def sweeps(self) -> list[Fields]:
         """Return each sweep: its swept keys, and the values and the result of each run."""
@@ -145,12 +145,12 @@ def _curves(run: LiveRun, most: int, low: int | None, high: int | None, have: Ma
     metrics = run.metrics
     tracks: dict[str, Buckets] = dict(metrics.tracks)
     if not metrics.is_whole:
-        tracks["train"] = preview_buckets(metrics.preview())
-    windows = {
-        kind: track.window(most, low=low, high=high, have=have.get(kind)).to_dict()
-        for kind, track in tracks.items()
-        if track.keys
-    }
+        tracks["train"] = metrics.preview()
+    windows: Fields = {}
+    for kind, track in tracks.items():
+        if track.keys:
+            made = track.window(most, low=low, high=high, have=have.get(kind)).to_dict()
+            windows[kind] = {**made, "curves": {clean(key): rows for key, rows in made["curves"].items()}}
     return {"version": run.version, "read": metrics.share, "tracks": windows}
 
 
@@ -208,20 +208,31 @@ def _sweep(path: Path, fields: Any, ids: Mapping[str, str]) -> Fields | None:
 def folders_of(words: Sequence[str]) -> list[Path]:
     """Return the folders that the words name; without words, runs/ of the working directory.
 
+    A word is a folder that holds runs, or the id, the name or a tag of known runs: all that have it.
+
     Raises:
-        InputError: a word names no folder that holds a run.
+        InputError: a word names no run, or one whose folder is not here.
     """
-    if not words:
-        return [Path("runs")]
+    known: Sequence[RunRecord] | None = None
+    folders: list[Path] = []
     for word in words:
         path = Path(word)
-        if not path.is_dir():
-            what = "is not there" if not path.exists() else "is not a folder"
-            raise InputError(f"{word} {what}", hint="name a run's folder, as in `meshwright watch runs/NAME`")
-        if not any(True for _ in _found([path], {})):
-            hint = "name a run's folder, a folder of runs, or a sweep's; or start the run first"
-            raise InputError(f"{word} holds no run", hint=hint)
-    return [Path(word) for word in words]
+        if path.is_dir() and any(True for _ in _found([path], {})):
+            folders.append(path)
+            continue
+        known = found_runs().runs if known is None else known
+        named = all_named(word, known)
+        if not named:
+            what = "holds no run" if path.is_dir() else "is no folder"
+            hint = "`meshwright runs` lists them; name a run, or a folder of runs; or start the run first"
+            raise InputError(f"{word} {what}, and no run has that id, name or tag", hint=hint)
+        here = [run.folder for run in named if run.state != "gone"]
+        if not here:
+            raise InputError(
+                f"{word} is not here: {named[0].words}", hint="name the folder that it is in now"
+            )
+        folders += here
+    return folders or [Path("runs")]
 
 
 def as_json(fields: object) -> str:

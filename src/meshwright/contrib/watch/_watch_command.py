@@ -20,7 +20,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def watch(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Folders of runs, or that hold runs.", show_default="runs/"),
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs, or that hold runs; ids, names or tags.",
+            show_default="runs/",
+        ),
     ] = None,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="A live screen in place of the page; lines in a pipe.")

@@ -304,6 +304,7 @@ function facts(row) {
     const band = row.predicted.seconds;
     const ends = band ? `, predicted ${KINDS.seconds(band[1])} to ${KINDS.seconds(band[2])}` : "";
     card(KINDS.seconds(row.step_seconds), `a step${ends}`);
+    if (band) card(...gap(row.step_seconds, band));
     if (row.tokens_per_step) card(KINDS.rate(row.tokens_per_step / row.step_seconds, row), "throughput");
   }
   if (row.mfu !== null) card(KINDS.share(row.mfu), "MFU");
@@ -318,6 +319,12 @@ function facts(row) {
     made("div", { class: "cards" }, ...cards));
 }
 
+function gap(seconds, [expected, low, high]) { // between a measured step and its prediction
+  const error = seconds / expected - 1, where = seconds < low ? "below" : seconds > high ? "above" : "inside";
+  const words = Math.abs(error) < 9.995 ? `${error > 0 ? "+" : ""}${(100 * error).toFixed(1)} %` : `${plain(seconds / expected)} x`;
+  return [words, `against ${KINDS.seconds(expected)} expected, ${where} the interval`];
+}
+
 function detail(found, row) {
   const parts = [], part = (title, ...children) => parts.push(made("section", {}, made("h2", {}, title), ...children));
   if (found.notes.length) part("Not whole", ...found.notes.map((note) => made("p", {}, isolated(note))));
@@ -327,8 +334,13 @@ function detail(found, row) {
   }
   if (found.phases.length) {
     const whole = found.phases.reduce((sum, each) => sum + each[1], 0);
-    const share = (each) => [each[0], KINDS.seconds(each[1]), KINDS.share(each[1] / whole)];
-    part(row.state === "running" ? "Where the time goes, so far" : "Where the time went", table(["phase", "time", "share"], found.phases.map(share), [1, 2]));
+    part(row.state === "running" ? "Where the time goes, so far" : "Where the time went", shares("phase", found.phases, whole));
+  }
+  if (found.parts.length) {
+    const whole = found.parts.reduce((sum, each) => sum + each[1], 0), measured = row.step_seconds;
+    const rows = [...found.parts, ["in all, predicted", whole]];
+    if (measured !== null) rows.push(["measured", measured], ["the gap", measured - whole]);
+    part("What a step's time is made of, as predicted", shares("part", rows, whole));
   }
   if (found.compared.length) part("Predicted beside measured", table(["quantity", "predicted", "measured", "error", "measured by"], found.compared, [1, 2, 3]));
   for (const sample of found.samples) part("What it writes", made("pre", {}, made("b", {}, isolated(sample.prompt)), isolated(sample.text)));
@@ -345,6 +357,11 @@ function detail(found, row) {
   const scroll = log.scrollTop; // an element that moves in the page loses where it was scrolled to
   byId("details").replaceChildren(...parts);
   log.scrollTop = scroll;
+}
+
+function shares(name, rows, whole) { // seconds, and how large a part of the whole they are
+  const cells = (each) => [each[0], KINDS.seconds(each[1]), whole > 0 ? `${(100 * each[1] / whole).toFixed(1)} %` : ""];
+  return table([name, "time", "share"], rows.map(cells), [1, 2]);
 }
 
 function addLog(lines, begins) {

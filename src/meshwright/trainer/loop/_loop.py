@@ -358,6 +358,7 @@ class Loop:
                 with self._phases.of("page"):
                     self._page.draw(self.recorder.emit)
             self._report_saves()
+            self.recorder.phases(self._phases)
             if evaluates or saves or draws:
                 self.recorder.clock.start()
 

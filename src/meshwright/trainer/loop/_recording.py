@@ -35,6 +35,7 @@ from ._interface import (
     FirstStepsDone,
     Noticed,
     NoticeKind,
+    PhaseClock,
     RunRequest,
     StepDone,
 )
@@ -49,7 +50,8 @@ except ModuleNotFoundError as missing:
 
 Tree = Any
 BOARD: Any = event_pb2  # TensorBoard's messages, which protobuf defines where no type checker sees them
-NOTICES = "notices.jsonl"
+NOTICES, PHASES = "notices.jsonl", "phases.json"
+PHASES_SECONDS = 10.0  # between two writes of it
 WINDOW_STEPS = 100
 LEAST_STEPS = 20  # needed to estimate a deviation
 PARTS = ("batch", "parameters", "loss", "gradients")  # in order: a bad value in one spreads to the next
@@ -176,6 +178,7 @@ class RunWriter:
     def __init__(self, folder: RunFolder, *, keep_to: int = -1) -> None:
         self.writes = folder.writes
         self._open: dict[str, AppendLog] = {}
+        self._phases_written = float("-inf")
         if not folder.peers.is_first:
             return
         path = folder.path
@@ -214,6 +217,13 @@ class RunWriter:
         """Append one line to notices.jsonl."""
         line = {"step": event.step, "kind": event.kind, "message": event.message, "hint": event.hint}
         self._add(NOTICES, _line(line))
+
+    def phases(self, seconds: Mapping[str, float]) -> None:
+        """Write how long each phase of the session has taken so far to phases.json, every few seconds."""
+        now = time.monotonic()
+        if self._open and now - self._phases_written >= PHASES_SECONDS:
+            self._phases_written = now
+            self.writes.documents({PHASES: json.dumps(seconds)})
 
     def close(self) -> None:
         """Write pending lines, as far as the disk allows, and close the files."""
@@ -297,6 +307,10 @@ class Recorder:
         self._epoch: list[dict[str, float]] = []  # metrics of each step of the current epoch
         self._epoch_seconds = 0.0
         self._is_searching = False  # for a loss scale that is small enough
+
+    def phases(self, clock: PhaseClock) -> None:
+        """Record how long each phase has taken so far."""
+        self._files.phases(clock.seconds())
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take over losses and held-out metrics from the lines of a resumed run's metrics.jsonl."""
