@@ -33,7 +33,7 @@ class ModuleRow:
         seconds: of whole kernels, hidden ones too: they do not sum to the step.
         num_kernels: in a step.
         flops: that the weighed program has there, forward, backward and again; None where it is not known.
-        is_weighed: whether the weighed program has such a module; None if it names none.
+        is_weighed: whether the weighed program has such a module; None if that is not known.
     """
 
     name: str
@@ -48,6 +48,8 @@ def module_rows(recorded: Recorded, weighing: Weighing) -> tuple[ModuleRow, ...]
     if not any(work.scope for work in recorded.work):
         return ()
     known = _weighed_modules(weighing)
+    # The ledger of a compiled program names scopes with products alone: others may be there as well.
+    names_products = not isinstance(weighing.made_by, EagerAccount) or not known
     steps = len(recorded.steps) / max(1, len({step.rank for step in recorded.steps}))
     share = 1 / max(1.0, steps * len(recorded.devices))
     seconds, kernels = defaultdict[str, float](float), Counter[str]()
@@ -61,7 +63,7 @@ def module_rows(recorded: Recorded, weighing: Weighing) -> tuple[ModuleRow, ...]
             seconds=seconds[name],
             num_kernels=kernels[name] * share,
             flops=known.get(name),
-            is_weighed=None if not known or name.startswith("(") else name in known,
+            is_weighed=True if name in known else None if names_products or name.startswith("(") else False,
         )
         for name in seconds
     ]
@@ -101,7 +103,7 @@ def _weighed_modules(weighing: Weighing) -> dict[str, int]:
             classes = [kinds[each] for each in scopes if kinds.get(each) and kinds[each] not in HOLDERS]
             found["/".join(classes)] += max(0, flops)
     elif weighing.figures is not None:
-        for (_, module), flops in weighing.figures.flops.by_phase_and_module.items():
+        for module, flops in weighing.figures.flops.by_module.items():  # of all devices
             if module:
-                found[NUMBER.sub("*", module)] += flops
+                found[NUMBER.sub("*", module)] += flops // weighing.fleet.num_devices
     return dict(found)
