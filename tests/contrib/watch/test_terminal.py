@@ -35,8 +35,9 @@ def test_plain_lines_follow_a_run_until_it_has_ended(tmp_path):
         import fcntl
 
         fcntl.flock(held, fcntl.LOCK_EX)
-        with (folder / "log.txt").open("a") as file:
-            file.write("10:00:01 finish: 12 Mar (80 %: 9 to 21 Mar)\n10:00:02 step 1\n")
+        record = json.loads((folder / "run.json").read_text())
+        record["finish"] = {"text": "12 Mar (80 %: 9 to 21 Mar)"}
+        (folder / "run.json").write_text(json.dumps(record))
         shelf, slept = Shelf([folder]), []
         assert "12 Mar (80 %: 9 to 21 Mar)" in screen(shelf)
 

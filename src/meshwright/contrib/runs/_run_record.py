@@ -71,7 +71,8 @@ class RunRecord(OneLine):
     gone (its folder is not here); `words` says why. `began`, `ended`: UTC, ISO 8601. `steps`: of the whole
     run; `step`: the last one that was recorded. `loss`, `held_out_loss`: the last, in nats. `step_seconds`:
     the median that was measured, of the last steps while it runs. `seconds`: of all its sessions, by the
-    clock; of one that has died, until it last wrote.
+    clock; of one that has died, until it last wrote. `finish`: when a running one will be done, as it last
+    estimated; "" before it has.
     `copies`: other folders that hold the same run. `sweep`: the folder of its sweep. `notes`: what could not
     be read.
     """
@@ -97,6 +98,7 @@ class RunRecord(OneLine):
     num_devices: int | None = None
     peak_bytes: int | None = None
     seconds: float | None = None
+    finish: str = ""
     predicted: Predicted = field(default_factory=Predicted)
     tags: tuple[str, ...] = ()
     copies: tuple[Path, ...] = ()
@@ -285,6 +287,7 @@ def record_of(folder: Path, run: Figures | None, notes: Sequence[str] = ()) -> R
         num_parameters=_whole(given.get("num_parameters")),
         num_devices=_whole(weighed.get("num_devices")) or _whole(last.get("num_devices")),
         peak_bytes=_whole(last.get("peak_bytes")),
+        finish=printable(_text(_table(given.get("finish")).get("text"))) if state == "running" else "",
         seconds=_seconds_of(sessions, time.time() if state == "running" else _last_written(folder)),
         predicted=Predicted(
             low=_number(seconds.get("low")),

@@ -110,7 +110,6 @@ class LiveRun:
         self._phases = Kept(folder / "phases.json", _phases)
         self._parts = Kept(folder / "weighing.json", _step_parts)
         self._stamps: list[tuple[int, int, int] | None] = []
-        self._finish = ""
 
     @property
     def _files(self) -> tuple[Kept, ...]:
@@ -127,8 +126,6 @@ class LiveRun:
         stamps = [stamp_of(self.folder / name) for name in WATCHED]
         if stamps != self._stamps or self.state == "running":  # which may die without a word
             changed |= stamps != self._stamps or self.version == 0
-            if stamps != self._stamps:
-                self._finish = self._said_finish()
             self._stamps, before = stamps, self.record
             try:
                 self.record = run_record(self.folder)
@@ -160,7 +157,7 @@ class LiveRun:
             "step_seconds": seconds,
             "seconds_left": left,
             "mfu": record.mfu,
-            "finish": self._finish if record.state == "running" else "",
+            "finish": clean(record.finish),
             "memory": self._newest("memory_in_use_bytes"),
             "begun": _moment(record.began) or self._begun(),
             "of": clean(record.name),
@@ -171,12 +168,6 @@ class LiveRun:
             "tokens_per_step": record.tokens_per_step,
             "predicted": predicted_of(record),
         }
-
-    def _said_finish(self) -> str:
-        """Return when the run will be finished, as its log said last."""
-        text, _ = _end_of(self.folder / "log.txt", LOG_BYTES)
-        said = re.findall(r"^\S+ finish: (.+)$", text, re.M)
-        return clean(said[-1]) if said else self._finish
 
     def _named(self) -> Fields:
         names = {"id": self.id, "version": self.version, "name": self.name}
