@@ -47,7 +47,7 @@ def test_a_session_a_run_moves_is_compared_with_another_and_is_stopped(page, tmp
         page.goto(address)
         page.wait_for_selector("#list li:has-text('earlier') .finished")
         is_drawn(page)
-        assert page.title() == "earlier"
+        wait_until(page, "document.title === 'earlier'")
         with subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as run:
