@@ -56,9 +56,8 @@ _OF_PROGRAMS = """use_bfloat16 tf_legacy_loss pretraining_tp is_decoder cross_at
     return_dict_in_generate reorder_and_upcast_attn n_ctx _attn_implementation
     attn_implementation _attn_implementation_autoset _attn_implementation_internal experts_implementation
     _experts_implementation _flash_attn_2_enabled chunk_size_feed_forward cache_implementation ep_size"""
-FURTHER = (  # keys that say how many modules predict further tokens
-    *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
-)
+# Keys that say how many modules predict further tokens.
+FURTHER = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _NOT_READ = "max_sequence_length"  # of the first Llama's files; transformers does not read it
 BESIDE = frozenset(
     " ".join((_OF_SAMPLING, _OF_RECIPES, _OF_LABELS, _OF_PROGRAMS, *QUANTISED, *FURTHER, _NOT_READ)).split()

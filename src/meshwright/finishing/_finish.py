@@ -256,7 +256,7 @@ class Finish:
         return self._moment(self.seconds.expected, now), f"{100 * self.useful_share.expected:.1f} %"
 
     def _moment(self, seconds: float, now: datetime) -> str:
-        """Return the day after so many seconds in words; the time of the day for a run of less than a day."""
+        """Return the date that lies `seconds` after `now`, in words; of a run under a day the clock time."""
         if self.start is None and (self.seconds.high or self.seconds.expected) < DAY:
             return f"{now + timedelta(seconds=seconds):%H:%M}"
         return day_words(self.day(seconds, now), now.date())

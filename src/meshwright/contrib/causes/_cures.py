@@ -22,7 +22,7 @@ from meshwright.units import format_bytes, format_seconds
 from ._cause import Asked, Cause, Gap
 
 OF_THE_PROGRAM = ("callback", "recomputation", "wide product", "extra message", "extra work")
-"""What the traced program has and the weighed one lacks."""
+"""Kinds of cause whose work is in the traced program and not in the weighed one."""
 MESSAGES = ("exposed message", "slow message")
 HELPS = {
     "gaps": ("microbatch_sequences",),

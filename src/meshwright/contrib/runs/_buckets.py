@@ -18,7 +18,7 @@ MOST_KEYS = 64  # quantities of one file: a model of ours has ten
 COUNT, TOTAL, LEAST, LARGEST = range(4)
 LOW, MEAN, HIGH = range(3)
 Have = tuple[int, int, int]
-"""What a page has: `generation` and `width` of its window, and the number of buckets that were complete."""
+"""State of a page: `generation` and `width` of its window, and how many complete buckets it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
