@@ -61,7 +61,7 @@ def main() -> None:
             (Path(folder) / name).mkdir()
             for row in ROWS[name](Path(folder) / name):
                 rows.append({"program": name, **row})
-                print(f"{PROGRAMS[name]}: {row['name']}: {_named(row)}", file=sys.stderr)
+                print(f"{_words(rows[-1])}: {_named(row)}", file=sys.stderr)
     print(table(rows))
     print(summary(rows))
     if arguments.record:
@@ -69,7 +69,9 @@ def main() -> None:
         write_record("planted_causes", "python benchmarks/planted_causes.py", packages, {}, {"step": rows})
         before, _, rest = PAGE.read_text().partition(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n\n{summary(rows)}\n{END}{rest.partition(END)[2]}")
-    sys.exit(not holds(rows))
+    for each in failures(rows):
+        print(f"does not hold: {each}", file=sys.stderr)
+    sys.exit(bool(failures(rows)))
 
 
 def _jax(folder: Path) -> Iterator[Row]:
@@ -182,14 +184,22 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def holds(rows: Sequence[Row]) -> bool:
-    """Return whether enough causes are named, the parts sum to each gap, and no unplanted step is blamed."""
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Return in words what does not hold: causes that are not named, sums, and unplanted steps."""
     planted = [row for row in rows if row["is_planted"]]
-    return (
-        sum(row["place"] in PLACES for row in planted) >= LEAST_NAMED * len(planted)
-        and all(row["sums"] for row in rows)
-        and all(row["is_planted"] or row["blamed_share"] <= MOST_BLAMED for row in rows)
-    )
+    named = sum(row["place"] in PLACES for row in planted)
+    few = [f"{named} of {len(planted)} are named"] if named < LEAST_NAMED * len(planted) else []
+    sums = [f"{_words(row)}: its parts do not sum to the gap" for row in rows if not row["sums"]]
+    blamed = [
+        f"{_words(row)}: {_named(row)}"
+        for row in rows
+        if not row["is_planted"] and row["blamed_share"] > MOST_BLAMED
+    ]
+    return [*few, *sums, *blamed]
+
+
+def _words(row: Row) -> str:
+    return f"{PROGRAMS[row['program']]} ({row['name']})"
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -213,8 +223,7 @@ def summary(rows: Sequence[Row]) -> str:
     first, second = (sum(row["place"] == place for row in planted) for place in PLACES)
     sums = sum(row["sums"] for row in rows)
     shares = ", ".join(
-        f"{PROGRAMS[row['program']]} ({row['name']}) "
-        + ", then ".join(f"{100 * share:.1f} %" for share in row["blamed_shares"])
+        f"{_words(row)} " + ", then ".join(f"{100 * share:.1f} %" for share in row["blamed_shares"])
         for row in others
     )
     return (
