@@ -81,8 +81,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._optimizers import CosineSchedule as CosineSchedule
     from ._optimizers import InverseRootSchedule as InverseRootSchedule
     from ._optimizers import LinearSchedule as LinearSchedule
-    from ._optimizers import Moment as Moment
-    from ._optimizers import OptimizerSection as OptimizerSection
     from ._optimizers import StableSchedule as StableSchedule
     from ._optimizers import schedule_problems as schedule_problems
     from ._published import published_config as published_config
