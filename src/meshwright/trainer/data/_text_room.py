@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,7 @@ def text_room() -> Any:
     return load_registered(GROUP, NAME)
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What the core asks of a tokenizer."""
 
