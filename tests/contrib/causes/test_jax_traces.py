@@ -21,6 +21,8 @@ from meshwright.contrib.causes._jax_trace import jax_trace
 
 RECORDED_ON_A_GPU = Path(__file__).parents[1] / "calibration/h200_bytes_nano.xplane.pb.gz"
 
+pytestmark = pytest.mark.program  # lines and names inside of programs are looked at
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
