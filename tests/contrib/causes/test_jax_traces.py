@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -21,13 +22,15 @@ from meshwright.contrib.causes._jax_trace import jax_trace
 
 RECORDED_ON_A_GPU = Path(__file__).parents[1] / "calibration/h200_bytes_nano.xplane.pb.gz"
 
-pytestmark = pytest.mark.program  # lines and names inside of programs are looked at
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A trace of five steps, of which the last is left out."""
-    return traced(tmp_path_factory.mktemp("trace"), make())
+    """A trace of five steps, of which the last is left out; a kept program may have another file's lines."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax asks for the setting once
+    yield traced(tmp_path_factory.mktemp("trace"), make())
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 def _file(folder: Path) -> Path:
