@@ -18,8 +18,11 @@ BY_CHOICE, ONCE = "our program, a row for each choice", "a row once to each host
 RULES = (
     "grouped products",
     "fused kernels",
+    "casts in the tables of products",
     "products from latents again",
+    "experts' messages waited for",
     "experts' messages beside products",
+    "attention by cuDNN's tables",
     "attention in 8 bits",
     "launches that a dispatch waits for",
 )
@@ -29,8 +32,9 @@ HEAD = """## Experts
 {count} runs of mixtures of experts, of {configurations} configurations: each release of a source's software
 is a run. Their routers are balanced by force, so each is predicted with a capacity factor of 1.0, as the
 model that it names. The first columns are of our own program as it is; the others have the rules of its
-software, by release (`recipes_of_experts` and `grouped_products` in `benchmarks/published_assumptions.toml`,
-counted in `benchmarks/_published_grouped.py`). The rules were written from that software's sources, with the
+software, by release (`recipes_of_experts`, `grouped_products`, `attention_of_cudnn` and
+`products_without_casts` in `benchmarks/published_assumptions.toml`, counted in
+`benchmarks/_published_grouped.py`). The rules were written from that software's sources, with the
 errors of these runs in sight."""
 AFTER = """What each rule changes, added in this order; median error and bias of each group:"""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _published_narrow import without_casts
 from _published_sizes import Sizes
 
 from meshwright.compiler import Routing
@@ -29,14 +30,22 @@ from meshwright.predict._rates import Machine
 # wider than the layer.
 PART_BYTES, QUERY_BYTES, KEY_BYTES = 24.0, 12.0, 16.0
 HEAD_NORM_BYTES = 12.0  # by queries and keys, where heads are normalised
+# By queries and keys, where rotation scales them too (YaRN), which no fused kernel does
+# (megatron/core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd). Forward: two products
+# with cosines and sines 4 each, half negated 2, halves joined 4, sum 6, an empty rest joined 4.
+# Backward: two products 4 each, half negated 2, halves joined 4, sum 6, two slices 6 and 2, their sum 6. The
+# fused kernel's 8 are part of QUERY_BYTES and KEY_BYTES.
+SCALED_ROTATION_BYTES = 50.0
 # By chosen experts and width, in each direction. A row for each choice: it is put in the order of devices,
 # after the exchange in that of experts, and back twice (token_dispatcher.py, MoEAlltoAllTokenDispatcher):
 # three times read and written, and once read. Sent once: the dispatcher writes rows in the experts' order
 # (read 2, write 2) and reads results (2), whose sums it writes, one for each device that a token reaches
 # (fused_a2a.py).
 BY_CHOICE_BYTES, ONCE_BYTES, SUM_BYTES = 14.0, 6.0, 2.0
-# In 8 bits rows and gradients are read once more, and written as they are and transposed.
-CAST_BYTES = 8.0
+# In 8 bits rows and gradients are read once more, and written as they are and transposed
+# (transformer_engine/pytorch/module/grouped_linear.py, split_quantize): by the width, and by experts' width
+# what leaves an activation and, twice as wide if gated, its gradient, unless a fused kernel writes them so.
+CAST_BYTES, CAST_HIDDEN_BYTES, CAST_PLAIN_HIDDEN_BYTES = 8.0, 12.0, 8.0
 # By chosen and shared experts and their width, gated or not: forward 6 or 4, backward 10 or 6.
 ACTIVATION_BYTES, PLAIN_ACTIVATION_BYTES = 16.0, 10.0
 # In 8 bits, by the width, as in `_published_stacks`: attention's output and its gradient, an MLP's gradient.
@@ -104,7 +113,8 @@ def _attention_bytes(sizes: Sizes) -> float:
     model = sizes.model
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     normed = HEAD_NORM_BYTES * (queries + keys) if model.qk_norm != "none" else 0.0
-    return QUERY_BYTES * queries + KEY_BYTES * keys + normed
+    turned = SCALED_ROTATION_BYTES * (queries + keys) if model.rope_gain != 1 else 0.0
+    return QUERY_BYTES * queries + KEY_BYTES * keys + normed + turned
 
 
 def mamba_bytes(sizes: Sizes, *, eight_bits: bool) -> float:
@@ -136,6 +146,8 @@ def experts_bytes(sizes: Sizes, kernels: Kernels) -> float:
     if not kernels.fused:
         hidden = ACTIVATION_BYTES if model.mlp == "gated" else PLAIN_ACTIVATION_BYTES
         hidden += BOUND_BYTES if model.gate_limit is not None else 0.0
+        if kernels.eight_bits:
+            hidden += CAST_HIDDEN_BYTES if model.mlp == "gated" else CAST_PLAIN_HIDDEN_BYTES
         if model.expert_bias:
             rows += chosen * (WIDE_BIAS_BYTES if kernels.sends_once else BIAS_BYTES)
     if "activation" in kernels.repeats:
@@ -182,17 +194,20 @@ def grouped_seconds(sizes: Sizes, machine: Machine, *, eight_bits: bool) -> tupl
     each = 1 if eight_bits else 2
     d, f = model.embed_dim, model.mlp_dim / sizes.tensor_of_experts
 
-    def seconds(m: float, n: float, k: float) -> float:
+    def seconds(on: Machine, m: float, n: float, k: float) -> float:
         moved = local * (each * (m * k + k * n) + 2 * m * n)
-        return float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=local, num_bytes=moved))
+        return float(on.product_seconds(format_name, m=m, n=n, k=k, batch=local, num_bytes=moved))
+
+    def all_seconds(on: Machine) -> float:
+        up = seconds(on, rows, f, d) + seconds(on, rows, d, f) + seconds(on, d, f, rows)
+        return before * up + seconds(on, rows, d, f) + seconds(on, rows, f, d) + seconds(on, f, d, rows)
 
     before = 2 if model.mlp == "gated" else 1  # gate and up
-    ours = before * (seconds(rows, f, d) + seconds(rows, d, f) + seconds(d, f, rows))
-    ours += seconds(rows, d, f) + seconds(rows, f, d) + seconds(f, d, rows)
+    alone = all_seconds(without_casts(machine))
     flops = 3 * (before + 1) * 2 * local * rows * d * f
     share = grouped_share(machine.name, model.mlp_dim)
-    measured = ours if share is None else max(ours, flops / (peaks[format_name] * share))
-    return measured, ours
+    measured = alone if share is None else max(alone, flops / (peaks[format_name] * share))
+    return measured, all_seconds(machine)
 
 
 @functools.cache

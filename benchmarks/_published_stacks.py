@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from _published_attention import attention_seconds
 from _published_grouped import (
     Kernels,
     again_seconds,
@@ -24,6 +25,7 @@ from _published_grouped import (
     launch_seconds,
     layer_bytes,
 )
+from _published_narrow import casts_in_products
 from _published_sizes import Sizes
 from _published_tensor import seconds_in_pieces, waited_seconds
 from _sweep_program import MEGATRON
@@ -109,8 +111,8 @@ class Stack:
     `waits_for_counts`: the host waits for a dispatch's counts of rows before it launches the experts.
     `fused_experts`: activations are part of the grouped products. `overlaps_experts`: experts' messages of
     one microbatch run beside another's products. `narrow_attention`: attention multiplies in 8 bits.
-    `repeats`: what the backward pass computes again: "norms", "activation" of experts, "latents" (the
-    products from them).
+    `measured_attention`: its cuDNN is one of those in `attention_of_cudnn`. `repeats`: what the backward pass
+    computes again: "norms", "activation" of experts, "latents" (the products from them).
     """
 
     name: str
@@ -145,6 +147,7 @@ class Stack:
     fused_experts: bool = False
     overlaps_experts: bool = False
     narrow_attention: bool = False
+    measured_attention: bool = False
     repeats: tuple[str, ...] = ()
 
 
@@ -277,25 +280,52 @@ def seconds_of_experts(
     of_experts = layers * sizes.model.num_expert_layers / sizes.model.num_layers
     measured, ours = grouped_seconds(sizes, machine, eight_bits=precision == "fp8")
     added = {"grouped products": of_experts * (measured - ours)}
+    if precision == "fp8":
+        added["casts in the tables of products"] = -layers * casts_in_products(sizes, machine)
     if "latents" in stack.repeats:
         each = again_seconds(sizes, machine, eight_bits=precision == "fp8")
         added["products from latents again"] = layers * each
-    if stack.overlaps_experts:
-        exchanges = {name: seconds for name, seconds in whole.items() if name.startswith("all-to-all[")}
-        waited = math.fsum(exposed.get(name, 0.0) for name in exchanges)
-        assert machine.num_sms is not None, "only GPUs run this stack"
-        left = math.fsum(exchanges.values()) * DISPATCH_SMS / machine.num_sms
-        added["experts' messages beside products"] = min(left - waited, 0.0)
-    if stack.narrow_attention:
-        share = NARROW_ATTENTION[64 if sizes.model.head_dim <= 64 else 128]
-        added["attention in 8 bits"] = (share - 1) * exposed.get("attention", 0.0)
+    added |= _exchanges(stack, machine, exposed, whole)
+    added |= _attention_of_experts(stack, sizes, machine, exposed.get("attention", 0.0))
     if stack.graphs != "whole" and stack.waits_for_counts:
-        around = 0.0 if stack.graphs else 0.75 * HOST_LAYER_SECONDS  # of a layer without a repeat
         moved = sizes.tokens_of_experts * experts_bytes(sizes, _kernels_of_experts(stack, precision))
         device = measured + moved / _copied_per_second(machine)
         each = max(launch_seconds(sizes) - device, 0.0)
+        rest = (exposed.get("matmul", 0.0) + exposed.get("attention", 0.0) - of_experts * ours) / layers
+        around = 0.0 if stack.graphs else max(0.75 * HOST_LAYER_SECONDS - rest, 0.0)  # without a repeat
         added["launches that a dispatch waits for"] = layers * around + of_experts * each
     return added
+
+
+def _attention_of_experts(stack: Stack, sizes: Sizes, machine: Machine, ours: float) -> dict[str, float]:
+    """Return what attention adds: of this release's cuDNN, and in 8 bits."""
+    narrow = stack.narrow_attention
+    if not stack.measured_attention:
+        share = NARROW_ATTENTION[64 if sizes.model.head_dim <= 64 else 128] if narrow else 1.0
+        return {"attention in 8 bits": (share - 1) * ours}
+    wide = attention_seconds(sizes, machine, ours, eight_bits=False)
+    added = {"attention by cuDNN's tables": wide - ours}
+    if narrow:
+        share = NARROW_ATTENTION[64 if sizes.model.head_dim <= 64 else 128]
+        added["attention in 8 bits"] = attention_seconds(sizes, machine, share * ours, eight_bits=True) - wide
+    return added
+
+
+def _exchanges(
+    stack: Stack, machine: Machine, exposed: Mapping[str, float], whole: Mapping[str, float]
+) -> dict[str, float]:
+    """Return what a stack waits for experts' messages beside what our program does, which hides a part."""
+    exchanges = _exchanged(whole)
+    waited = math.fsum(exposed.get(name, 0.0) for name in exchanges)
+    if not stack.overlaps_experts:
+        return {"experts' messages waited for": math.fsum(exchanges.values()) - waited}
+    assert machine.num_sms is not None, "only GPUs run this stack"
+    left = math.fsum(exchanges.values()) * DISPATCH_SMS / machine.num_sms
+    return {"experts' messages beside products": min(left - waited, 0.0)}
+
+
+def _exchanged(whole: Mapping[str, float]) -> Mapping[str, float]:
+    return {name: seconds for name, seconds in whole.items() if name.startswith("all-to-all[")}
 
 
 def _kernels_of_experts(stack: Stack, precision: str) -> Kernels:

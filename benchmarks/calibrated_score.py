@@ -65,11 +65,14 @@ CLASSES = {
     "broadcasts of weights": "all-gather",
     "slower products": "matmul",
     "grouped products": "matmul",
+    "casts in the tables of products": "matmul",
     "products over tensor in pieces": "matmul",
     "fused kernels": "memory-bound",
     "products from latents again": "matmul",
     "attention in 8 bits": "attention",
+    "attention by cuDNN's tables": "attention",
     "experts' messages beside products": "all-to-all",
+    "experts' messages waited for": "all-to-all",
     "launches that a dispatch waits for": "launch",
 }
 LEAST_SCORED = 3  # rows beside those that calibrate, below which a source says nothing

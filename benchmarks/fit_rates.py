@@ -3,6 +3,9 @@
 Run: python benchmarks/fit_rates.py FOLDER, where FOLDER holds SYSTEM.{gemm,attention,nccl}.parquet of
 https://github.com/ai-dynamo/aiconfigurator (Apache-2.0). Needs pandas, pyarrow and scipy.
 Writes src/meshwright/predict/rates.toml and a dated record of the errors on rows held out from the fit.
+With --casts it prints the rates of products in fp8 without the casts of their inputs, which the gemm tables
+have in them (`products_without_casts` in published_assumptions.toml): FOLDER holds SYSTEM.gemm.parquet with
+SYSTEM.{computescale,scale_matrix}.parquet of the same release.
 """
 
 from __future__ import annotations
@@ -180,6 +183,22 @@ def fit_system(folder: Path, system: str) -> dict[str, tuple[Any, dict[str, Any]
     return found
 
 
+def print_without_casts(folder: Path) -> None:
+    """Fit what products in fp8 take once their inputs are cast, for systems whose casts were measured."""
+    for system in (name for name in SYSTEMS if (folder / f"{name}.computescale.parquet").exists()):
+        gemm = pd.read_parquet(folder / f"{system}.gemm.parquet")
+        gemm = gemm[gemm.gemm_dtype == "fp8"].groupby(["m", "n", "k", "gemm_dtype"], as_index=False)
+        rows = gemm.latency.median()
+        for each in ("computescale", "scale_matrix"):
+            casts = pd.read_parquet(folder / f"{system}.{each}.parquet")
+            casts = casts.groupby(["m", "k"], as_index=False).latency.median()
+            rows = rows.merge(casts.rename(columns={"latency": each}), on=["m", "k"])
+        alone = rows.assign(latency=rows.latency - rows.computescale - rows.scale_matrix)
+        alone = alone[alone.latency > 0.1 * rows.latency]  # what is left of others is noise
+        rate, errors = fit_gemm(alone, find_chip(SYSTEMS[system][0]), "fp8")
+        print(table_of(system, rate, errors), flush=True)
+
+
 def table_of(header: str, record: Any, errors: dict[str, Any]) -> str:
     """One TOML table of a record's coefficients, after a comment with its error."""
     fields = {name: getattr(record, name) for name in type(record).__dataclass_fields__}
@@ -224,4 +243,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (print_without_casts if "--casts" in sys.argv else main)(Path(sys.argv[1]))

@@ -406,7 +406,8 @@ def _megatron(tokens: np.ndarray) -> bytes:
 def data(draw: Draw, folder: Path) -> Any:
     """Token files of each format with what lies beside them, a mixture, texts, or images."""
     from meshwright.config import load_config
-    from meshwright.trainer.data import open_data, tokenize
+    from meshwright.contrib.texts import tokenize
+    from meshwright.trainer.data import open_data
 
     tokens = np.arange(400, dtype="<u2") % 256
     name, form = draw.choice(

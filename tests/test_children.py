@@ -124,7 +124,6 @@ from pathlib import Path
     {end}
 """
 GUARDED = "from meshwright.subprocesses import guard\nguard(os.getppid())\nif True:"
-WITHIN = "from meshwright.subprocesses import ending_descendants\nwith ending_descendants():"
 
 
 @pytest.mark.skipif(
@@ -136,8 +135,6 @@ WITHIN = "from meshwright.subprocesses import ending_descendants\nwith ending_de
         (GUARDED, "sys.exit(7)", None, 7),
         (GUARDED, "os.kill(os.getpid(), 11)", None, -signal.SIGSEGV),
         (GUARDED, "time.sleep(100)", signal.SIGTERM, -signal.SIGTERM),
-        (WITHIN, "sys.exit(7)", None, 7),
-        (WITHIN, "time.sleep(100)", signal.SIGTERM, 128 + signal.SIGTERM),
     ],
 )
 def test_nothing_that_a_process_has_forked_outlives_it(

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from meshwright.trainer.data import _templates
+from meshwright.contrib.texts import _templates
 
 from .hostile import KINDS, outcome_of
 

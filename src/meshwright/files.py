@@ -226,14 +226,14 @@ def parsed_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_toml(path: Path | str, most: int = MOST_TOML_BYTES) -> dict[str, Any]:
+def read_toml(path: Path | str) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
     Raises:
         OSError: as `read_bytes`.
         ValueError: as `parsed_toml`.
     """
-    return parsed_toml(read_text(path, most))
+    return parsed_toml(read_text(path, MOST_TOML_BYTES))
 
 
 def within(folder: Path, name: object) -> Path:

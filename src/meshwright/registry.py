@@ -2,7 +2,7 @@
 
 The core asks for a group by its name and imports no such room. Groups: `meshwright.programs`, kinds of
 program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs;
-`meshwright.listeners`, what gets a run's events.
+`meshwright.listeners`, what gets a run's events; `meshwright.data`, what reads texts.
 
 Imports: the standard library. Used by: `programs`, `cli`.
 """

@@ -272,36 +272,12 @@ def _reaped() -> Iterator[tuple[int, int]]:
             yield ended
 
 
-@contextlib.contextmanager
-def ending_descendants() -> Iterator[None]:
-    """End the processes that the block started and left running, also if SIGTERM ends the block.
-
-    Use this for user code in the current process; use `guard` for a separate process.
-    """
-    import psutil
-
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    if IS_LINUX:
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    handler = signal.getsignal(signal.SIGTERM)
-    if handler is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        end_descendants(spare=before)
-        if handler is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, handler)
-        if IS_LINUX:
-            _prctl(PR_SET_CHILD_SUBREAPER, 0)
-
-
-def end_descendants(spare: set[int] | frozenset[int] = frozenset()) -> None:
-    """Kill all descendants of this process, except the process numbers in `spare`."""
+def end_descendants() -> None:
+    """Kill all descendants of this process."""
     import psutil
 
     for _ in range(LOOKS):
-        alive = [p for p in psutil.Process().children(recursive=True) if p.pid not in spare and _runs(p)]
+        alive = [p for p in psutil.Process().children(recursive=True) if _runs(p)]
         if not alive:
             return
         for process in alive:

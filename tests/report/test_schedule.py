@@ -20,13 +20,12 @@ def busy(seconds=8.0, **streams):
 
 @pytest.fixture
 def lanes():
-    made = lanes_of(
-        busy(
-            compute={"matmul": (0.5, 0.5, 0.51, 1.0), "memory-bound": (0.25, 0.25, 0.24, 0.0)},
-            wait={"all-gather[fsdp]": (0.1, 0.1, 0.1, 0.0), "all-gather[data]": (0.1, 0.1, 0.1, 0.0)},
-            inside={"all-gather[fsdp]": (0.2, 0.2, 0.2, 0.0), "all-gather[data]": (0.2, 0.2, 0.2, 0.0)},
-        )
+    step = busy(
+        compute={"matmul": (0.5, 0.5, 0.51, 1.0), "memory-bound": (0.25, 0.25, 0.24, 0.0)},
+        wait={"all-gather[fsdp]": (0.1, 0.1, 0.1, 0.0), "all-gather[data]": (0.1, 0.1, 0.1, 0.0)},
+        inside={"all-gather[fsdp]": (0.2, 0.2, 0.2, 0.0), "all-gather[data]": (0.2, 0.2, 0.2, 0.0)},
     )
+    made = lanes_of({"": step})
     assert made is not None
     return made
 
@@ -67,7 +66,24 @@ def test_every_colour_is_explained_and_the_axis_ends_with_the_step(lanes):
 
 
 def test_a_step_without_work_has_no_lanes():
-    assert lanes_of(busy()) is None
+    assert lanes_of({"": busy()}) is None
+    assert lanes_of({"predicted": busy(compute={"matmul": (1.0,)}), "measured": busy()}) is None
+
+
+def test_two_schedules_share_the_axis_of_the_longer_one():
+    predicted = busy(seconds=4.0, compute={"matmul": (1.0, 0.0)})
+    measured = busy(compute={"matmul": (1.0, 0.0)}, messages={"all-reduce": (0.0, 0.5)})
+    made = lanes_of({"predicted": predicted, "measured": measured})
+    assert made is not None
+    assert [lane.name for lane in made.lanes] == [
+        "predicted, 4.00 s: computing, or waiting for messages",
+        "measured, 8.00 s: computing, or waiting for messages",
+        "measured, 8.00 s: messages",
+    ]
+    ends = [[(column.begin, column.end) for column in lane.columns] for lane in made.lanes]
+    assert ends == [[(0.0, 0.25), (0.25, 0.5)], [(0.0, 0.5), (0.5, 1.0)], [(0.5, 1.0)]]
+    assert made.lanes[0].columns[0].words == "0 to 2.00 s: matmul 100 %"
+    assert made.ticks[-1] == (1.0, "8.00 s")
 
 
 def test_a_long_step_has_few_rectangles(weighing, program_folder):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, TextData, override_pairs
 from meshwright.programs import run_named
 from meshwright.results import Phase
-from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows, open_data, own_data
+from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows, open_data, text_room
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def config_with_data(
     if begin_from is not None and TOKENIZER not in given and Path(begin_from, "tokenizer.json").is_file():
         given[TOKENIZER] = str(begin_from)
     others = {key: value for key, value in given.items() if not key.startswith("data.")}
-    found = own_data(str(data), run_named(verb, config, others), given)
+    found = text_room().own_data(str(data), run_named(verb, config, others), given)
     has_tokenizer = found.overrides["data.source"] in ("text", "instructions")
     if not has_tokenizer:
         given.pop(TOKENIZER, None)

@@ -59,10 +59,10 @@ def tokenize(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a token file from texts. If it is killed, the same command continues where it stopped."""
-    from meshwright.trainer.data import tokenize as make
+    from meshwright.trainer.data import TokenFileMetadata, text_room
 
     with bar("tokenizing", of_bytes=True) as update:
-        made = make(
+        made: TokenFileMetadata = text_room().tokenize(
             inputs,
             to,
             tokenizer=tokenizer,

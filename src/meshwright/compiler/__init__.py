@@ -65,7 +65,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import Argument as Argument
     from ._record import Compiled as Compiled
     from ._record import CorruptFolder as CorruptFolder
-    from ._record import Declared as Declared
     from ._record import NamedKernel as NamedKernel
     from ._record import Refusal as Refusal
     from ._record import Request as Request

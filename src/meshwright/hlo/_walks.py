@@ -81,11 +81,9 @@ class Executions:
             self._all = tuple(self.within(self.program.entry))
         return iter(self._all)
 
-    def within(
-        self, computation: Computation, times: int = 1, *, in_loop: bool = False
-    ) -> Iterator[Execution]:
+    def within(self, computation: Computation, times: int = 1) -> Iterator[Execution]:
         """Yield the executions of `times` runs of a computation, including those of what it calls."""
-        yield from self._run(computation, times, in_loop, None)
+        yield from self._run(computation, times, False, None)
 
     def trips(self, home: Computation, loop: Instruction) -> int | None:
         """Return the trip count of a `while` in computation `home`; None where it is unknown."""

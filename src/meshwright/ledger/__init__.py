@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._flops import shared_out as shared_out
     from ._ledger import executions_in as executions_in
     from ._ledger import ledger_of as ledger_of
-    from ._ledger_records import UNUSED as UNUSED
     from ._ledger_records import Buffer as Buffer
     from ._ledger_records import Collective as Collective
     from ._ledger_records import Finding as Finding

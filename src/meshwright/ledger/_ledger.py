@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshwright.compiler import Compiled, read_text
+from meshwright.compiler import Compiled, Routing, read_text
 from meshwright.hardware import Fleet
 from meshwright.hlo import Executions, Frame, joined_slices, parse_program, place_of_frames, with_place
 
-from ._expert_load import load_in_words
 from ._findings import findings_of
 from ._flops import executed_flops, executions_of, flop_ledger
 from ._ledger_records import Ledger
@@ -67,7 +66,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         findings=findings_of(executions, compiled, fleet, memory, flops, traffic),
         assumptions=(
             *compiled.without_options,
-            *load_in_words(compiled.routing),
+            *_load_in_words(compiled.routing),
             *compiled.traced_flops.assumptions,
             *_counted(executed.assumptions),
             *((EQUAL_PARTS,) if any(each.kind == RAGGED for each in traffic) else ()),
@@ -83,3 +82,27 @@ EQUAL_PARTS = (
 
 def _counted(entries: Counter[str]) -> tuple[str, ...]:
     return tuple(f"{entry}, {n} times" if n > 1 else entry for entry, n in entries.items())
+
+
+def _load_in_words(routing: Routing | None) -> tuple[str, ...]:
+    """Return what is assumed where one device's experts may get more tokens than others'; else nothing.
+
+    No byte depends on the load: a compiled step has buffers of a fixed size. With a capacity factor they are
+    all there is. Otherwise they hold an even share and a spare, and what exceeds them follows in rounds whose
+    buffers the program has too (`trainer.models.dropless`).
+    """
+    if routing is None or routing.ways == 1:  # with one, each device multiplies its own tokens alone
+        return ()
+    if routing.is_capped:
+        what = (
+            "experts: all places of the buffers of model.capacity_factor are sent and multiplied, filled or"
+        )
+        return (f"{what} not, so that no model.expert_load changes the step",)
+    if routing.load == 1.0:
+        return ("experts: every device gets as many tokens as another (model.expert_load = 1.0)",)
+    whole = ", all of them" if routing.load == routing.ways else ""
+    return (
+        f"experts: one device gets {routing.load:g} times the mean of tokens{whole} (model.expert_load): the "
+        "time of its experts and their messages is multiplied by that; tokens beyond the buffers follow in "
+        "further rounds, whose memory is counted",
+    )

@@ -254,9 +254,8 @@ def kernel_of(
             seconds = _attention_seconds(machine, inner, place, work, format_name)
         else:
             narrowed = machine.narrow_products and work.format == "fp32"
-            batch, m, n, k = _sizes(inner, place, work)
             moved = num_bytes / (1 + narrowed)
-            seconds = float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=moved))
+            seconds = _product_seconds(machine, _sizes(inner, place, work), format_name, moved)
         seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
     if seconds_by_kind:
         kind = max(seconds_by_kind, key=seconds_by_kind.__getitem__)
@@ -420,6 +419,23 @@ def _kernel_seconds(
         )
     memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
     return max(kernel.flops / (peak * rate.efficiency), memory) + rate.start_seconds
+
+
+def _product_seconds(
+    machine: Machine, sizes: tuple[float, float, float, float], format_name: str, num_bytes: float
+) -> float:
+    """Return the seconds of a product of cuBLAS; of one with many matrices, as measured where it was.
+
+    Equal buffers of experts reach less than large products do, the narrower they are, as our kernels do.
+    """
+    batch, m, n, k = sizes
+    seconds = float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=num_bytes))
+    rates, sustained = runs()["grouped"], machine.sustained_flops_per_second(format_name)
+    if machine.name not in rates["chips"] or sustained is None:
+        return seconds
+    if batch == 1 or not rates["least"] <= min(m, n, k) < rates["wide"]:
+        return seconds
+    return max(seconds, 2 * batch * m * n * k / (rates["equal_buffers"] * sustained))
 
 
 def _grouped_seconds(machine: Machine, call: _TracedCall) -> float:

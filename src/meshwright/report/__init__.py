@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._model import GRID as GRID
     from ._model import Bars as Bars
     from ._model import Document as Document
+    from ._model import Lanes as Lanes
     from ._model import Plot as Plot
     from ._model import ReportSection as ReportSection
     from ._model import ReportTable as ReportTable
@@ -41,6 +42,8 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_report import row_cells as row_cells
     from ._run_report import run_page as run_page
     from ._run_report import write_report as write_report
+    from ._schedule_lanes import lanes_of as lanes_of
+    from ._schedule_lanes import schedule_of as schedule_of
     from ._weighing_facts import facts_of as facts_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -31,6 +31,15 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
 
     None also if the cache no longer has the compiled program.
     """
+    busy = schedule_of(weighing)
+    return None if busy is None else lanes_of({"": busy})
+
+
+def schedule_of(weighing: Weighing) -> Busy | None:
+    """Return how busy a device is predicted to be from the beginning of a step to its end.
+
+    None where `schedule_lanes` is None.
+    """
     from meshwright.ledger import executions_in  # imported late: they load numpy
     from meshwright.predict import NUM_SPANS, predicted_busy
 
@@ -38,48 +47,62 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
         return None
     made = weighing.made_by
     if not isinstance(made, Compilation):
-        busy = weighing.account.busy
-        return None if busy is None else lanes_of(busy)
+        return weighing.account.busy
     try:
         executions = executions_in(made.folder, made.compiled)
     except (InputError, OSError):
         return None
     known = made.rates.calibration, made.rates.measured
-    return lanes_of(predicted_busy(executions, made.compiled, weighing.fleet, *known, num_spans=NUM_SPANS))
+    return predicted_busy(executions, made.compiled, weighing.fleet, *known, num_spans=NUM_SPANS)
 
 
-def lanes_of(busy: Busy) -> Lanes | None:
-    """Return a lane of the device, and one of each kind of link it uses; None for a step without work."""
-    from meshwright.predict import TRACKS
+def lanes_of(schedules: Mapping[str, Busy]) -> Lanes | None:
+    """Return the lanes of schedules by name, above one another on the axis of the longest.
 
-    rows = {stream: _by_class(named) for stream, named in busy.shares.items()}
-    waits = rows.get("wait", {})
-    device = rows.get("compute", {}) | waits
-    if not device:
+    Of each a lane of the device, and one of each kind of link it uses. None if one of them has no work.
+    """
+    rows = {(title, *lane): shares for title, busy in schedules.items() for lane, shares in _rows(busy)}
+    if {title for title, _, _ in rows} != set(schedules):
         return None
-    device[GAPS] = tuple(max(0.0, 1 - sum(shares)) for shares in zip(*device.values(), strict=True))
-    links = {TRACKS[stream]: rows[stream] for stream in ("inside", "between") if stream in rows}
-    named = {"computing, or waiting for messages": device, **links}
-    colours = colours_of([name for rows in named.values() for name in rows])
+    longest = max(busy.seconds for busy in schedules.values())
+    colours = colours_of([name for shares in rows.values() for name in shares])
     lanes: list[Lane] = []
-    for name, shares in named.items():
+    for (title, name, waits), shares in rows.items():
+        seconds = schedules[title].seconds
         order = sorted(shares, key=lambda key: (key == GAPS, -sum(shares[key])))
-        awaited = waits if shares is device else ()
-        columns = _columns({key: shares[key] for key in order}, busy.seconds, colours, awaited)
-        lanes.append(Lane(name=name, columns=tuple(columns)))
-    ends = second_ticks(0, busy.seconds, MOST_TICKS)
+        ordered = {key: shares[key] for key in order}
+        columns = _columns(ordered, seconds, longest, colours, waits)
+        words = f"{title}, {format_seconds(seconds)}: {name}" if title else name
+        lanes.append(Lane(name=words, columns=tuple(columns)))
+    ends = second_ticks(0, longest, MOST_TICKS)
+    has_links = len(rows) > len(schedules)
     return Lanes(
         label="one step from its beginning to its end",
         lanes=tuple(lanes),
         ticks=(
-            *((place / busy.seconds, words) for place, words in ends if place < LAST_TICK * busy.seconds),
-            (1.0, format_seconds(busy.seconds)),
+            *((place / longest, words) for place, words in ends if place < LAST_TICK * longest),
+            (1.0, format_seconds(longest)),
         ),
         colours=tuple(
-            (colours[name], name) for name in colours if any(name in rows for rows in named.values())
+            (colours[name], name) for name in colours if any(name in shares for shares in rows.values())
         )
-        + (((FREE, "link not used"),) if links else ()),
+        + (((FREE, "link not used"),) if has_links else ()),
     )
+
+
+def _rows(busy: Busy) -> Iterator[tuple[tuple[str, frozenset[str]], _Rows]]:
+    """Yield the name of each lane with the classes for which it waits, and its shares; none without work."""
+    from meshwright.predict import TRACKS
+
+    streams = {stream: _by_class(named) for stream, named in busy.shares.items()}
+    waits = streams.pop("wait", {})
+    device = streams.pop("compute", {}) | waits
+    if not device:
+        return
+    device[GAPS] = tuple(max(0.0, 1 - sum(shares)) for shares in zip(*device.values(), strict=True))
+    yield ("computing, or waiting for messages", frozenset(waits)), device
+    for stream, shares in streams.items():
+        yield (TRACKS.get(stream, stream), frozenset()), shares
 
 
 def _by_class(named: Mapping[str, tuple[float, ...]]) -> _Rows:
@@ -92,9 +115,12 @@ def _by_class(named: Mapping[str, tuple[float, ...]]) -> _Rows:
 
 
 def _columns(
-    rows: _Rows, seconds: float, colours: Mapping[str, str], awaited: Collection[str]
+    rows: _Rows, seconds: float, longest: float, colours: Mapping[str, str], awaited: Collection[str]
 ) -> Iterator[Column]:
-    """Yield a column for each run of spans that hardly differ, with the mean of their shares."""
+    """Yield a column for each run of spans that hardly differ, with the mean of their shares.
+
+    `longest`: the seconds of the axis.
+    """
     spans = list(zip(*rows.values(), strict=True))
     begin = 0
     for end in range(1, len(spans) + 1):
@@ -115,8 +141,8 @@ def _columns(
                 f"{format_seconds(first * seconds) if begin else '0'} to {format_seconds(last * seconds)}"
             )
             yield Column(
-                begin=first,
-                end=last,
+                begin=first * seconds / longest,
+                end=last * seconds / longest,
                 parts=tuple((colours[name], share) for name, share in parts),
                 words=f"{between}: {words or 'hardly anything'}",
             )

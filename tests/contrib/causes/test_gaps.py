@@ -168,6 +168,10 @@ def test_a_time_alone_names_no_cause():
         ({"tokens_per_second": -1}, r"is no rate|does not say"),
         ({}, "nothing is measured"),
         ({"trace": ()}, "no file of a trace"),
+        ({"trace": 3}, "^3 is not the name of a trace"),
+        ({"trace": [3]}, "^3 is not the name of a trace"),
+        ({"measured": [1]}, r"^\[1\] is not a step's time"),
+        ({"tokens_per_second": {}}, r"not a number of tokens|does not say"),
     ],
 )
 def test_what_is_no_measurement_is_refused_in_words(took, words):

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import meshwright as mw
-from meshwright.contrib.causes import Gap, gap_of, kineto_trace
-from tests.contrib.causes.kineto import Kineto
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-STEPS = "tests.contrib.causes.gloo_steps"
-PLANTED = {
-    "broadcasts": ("extra message", "broadcast"),
-    "a second sum": ("extra message", "all-reduce"),
-    "a late rank": ("straggler", "rank 1"),
-}
+import _planted
+
+import meshwright as mw
+from meshwright.contrib.causes import gap_of, kineto_trace
+from tests.contrib.causes.kineto import Kineto
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory) -> Path:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     folder = tmp_path_factory.mktemp("gloo")
-    command = [sys.executable, "-m", STEPS, str(folder), *PLANTED]
-    subprocess.run(command, check=True, capture_output=True, timeout=900, cwd=Path(__file__).parents[3])
+    _planted.trace_processes("gloo", folder, [plant.name for plant in _planted.GLOO])
     return folder
 
 
-def _gap(folder: Path, what: str) -> Gap:
-    weighing = mw.weigh(f"{STEPS}:program", on="2xCPU", layout="data=2")
-    return gap_of(kineto_trace(sorted(folder.glob(f"{what}.?.json"))), weighing)
-
-
 @pytest.mark.wide  # each pair of processes takes some 12 s of a processor
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_cause_planted_in_two_processes_is_named_first_or_second(what, traced):
-    kind, name = PLANTED[what]
-    gap = _gap(traced, what)
-    named = {cause.kind: cause for cause in gap.causes[:2]}
-    assert kind in named, gap.causes
-    assert named[kind].name.startswith(name)
+@pytest.mark.parametrize("plant", _planted.GLOO, ids=lambda plant: plant.name)
+def test_a_cause_planted_in_two_processes_is_named_first_or_second(plant, traced):
+    gap = _planted.gloo_gap(traced.glob(f"{plant.name}.?.json"))
+    assert _planted.rank_of(plant, gap) in (1, 2), gap.causes
     assert gap.num_devices == 2
-    total = sum(cause.seconds for cause in gap.causes) + gap.unexplained_seconds
-    assert total == pytest.approx(gap.gap_seconds)
+    assert _planted.parts_sum_to_the_gap(gap)
 
 
 def _rank(path: Path, rank: int, late: int, sums: int) -> Path:

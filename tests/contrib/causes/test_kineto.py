@@ -8,6 +8,7 @@ import pytest
 import meshwright as mw
 from meshwright import InputError
 from meshwright.contrib.causes import gap_of, kineto_trace
+from meshwright.report import Lanes
 from tests.contrib.causes.kineto import BACKWARD, HOST, Kineto
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_nn"
@@ -325,6 +326,34 @@ def test_kernels_are_counted_by_module_and_those_of_none_are_said(weighed, tmp_p
     assert (
         "1 kernels of a step, 11 % of their time, are of modules that the weighed program does not" in words
     )
+
+
+def test_messages_that_nothing_hides_are_counted_by_module(weighed, tmp_path):
+    """A product of 200 us hides the first third of a gather of 300 us; the step takes 1,000."""
+    t = Kineto().step(0, 0, 1000).python("nn.Module: Linear_0", 1, 800)
+    t.op("aten::addmm", 10, 700, sequence=5).launch(GEMM, 20, 100, 200)
+    facts = {"Collective name": "allgather", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float"}
+    t.launch("ncclDevKernel_AllGather", 30, 200, 300, stream=20, **facts)
+    gap = gap_of(kineto_trace([t.write(tmp_path / "t.json")]), weighed)
+    (row,) = gap.modules
+    assert (row.name, round(row.seconds * 1e6), round(row.exposed_seconds * 1e6)) == ("Linear", 500, 200)
+    assert gap.to_dict()["modules"][0]["exposed_seconds"] == row.exposed_seconds
+    shown = " ".join(str(gap).split())
+    assert "messages not hidden" in shown
+    assert "200 us" in shown
+
+
+def test_the_page_draws_the_measured_step_from_its_beginning_to_its_end(weighed, tmp_path):
+    gap = gap_of(kineto_trace([eager_step(item=True).write(tmp_path / "t.json")]), weighed)
+    blocks = [block for section in gap.page_document().sections for block in section.blocks]
+    (lanes,) = [block for block in blocks if isinstance(block, Lanes)]
+    measured = next(lane for lane in lanes.lanes if lane.name.startswith("measured"))
+    assert lanes.lanes[0].name.startswith("predicted")
+    words = [column.words for column in measured.columns]
+    assert "matmul 100 %" in words[1]
+    assert "gaps between kernels 100 %" in words[-1]
+    assert measured.columns[-1].end == pytest.approx(1)
+    assert "busy" not in gap.to_dict()
 
 
 def test_a_message_of_no_known_kind_is_not_called_too_much(tmp_path):

@@ -345,3 +345,21 @@ def test_a_step_that_is_far_from_its_prediction_shows_by_how_much_and_no_multipl
     predicted = {"step_seconds": {"low": None, "expected": 4e-6, "high": None}}
     path.write_text(json.dumps({**json.loads(path.read_text()), "weighing": predicted}))
     assert "500 ms more" in str(mw.runs(store / "runs"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (3, r"^3 is not the name of a folder"),
+        (None, r"^None is not the name of a folder"),
+        (["a"], r"is not the name of a folder"),
+        ("a\0b", "is no folder: .*no name of a file"),
+        ("x" * 5000, "is no folder: .*too long"),
+        ("nowhere", "'nowhere' is no folder: nothing is there"),
+    ],
+)
+def test_a_record_of_what_is_no_folder_is_refused_in_words(given, words):
+    with pytest.raises(mw.InputError, match=words) as refused:
+        run_record(given)
+    assert "meshwright train" in refused.value.hint
+    assert len(refused.value.message) < 500

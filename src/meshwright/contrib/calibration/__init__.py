@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ._chrome_events import ChromeEvent as ChromeEvent
     from ._chrome_events import ChromeTrace as ChromeTrace
     from ._trace_files import class_of_kernel as class_of_kernel
-    from ._trace_files import event_of as event_of
     from ._trace_files import is_xplane as is_xplane
     from ._trace_files import stats_of as stats_of
     from ._trace_files import xplane_events as xplane_events

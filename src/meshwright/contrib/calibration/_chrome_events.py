@@ -27,6 +27,7 @@ MICROSECOND = 1e-6
 HINT = "give an .xplane.pb file, a folder that jax.profiler wrote, or a .json or .json.gz of torch.profiler"
 AGAIN = "trace again, a few whole steps; or give the seconds of a step: --measured"
 MOST_JSON_BYTES = 2**31  # an hour of a busy host; ten steps have some MB
+MOST_GZIP_BYTES = 2**29  # of them packed, to a tenth; zeros behind the end are passed over one by one
 CHUNK_BYTES = 2**22
 MOST_VALUE_LETTERS = 2**26  # of one event, or of one field beside the events
 LONGEST_WORD = 400  # of a number or a constant, beyond which what is broken is not only cut off
@@ -163,6 +164,8 @@ class _Text:
         self._most = MOST_JSON_BYTES
         if path.name.endswith(".gz"):
             packed = os.fstat(file.fileno()).st_size
+            if packed > MOST_GZIP_BYTES:
+                raise OSError(f"it has more than {MOST_GZIP_BYTES:,} packed bytes; trace fewer steps")
             self._most = min(self._most, max(MOST_PACKED * packed, ALWAYS_UNPACKED))
             file = gzip.GzipFile(fileobj=file)
         self._file, self._path = file, path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.config import Overrides
 from meshwright.measure import STEP_SECONDS, Reconciliation, Row
-from meshwright.predict import Interval
+from meshwright.predict import Busy, Interval
 from meshwright.results import Change, Phase, Weighing, ignore
 from meshwright.units import format_seconds
 
@@ -185,6 +185,7 @@ class Gap(Reconciliation):
             the step without them.
         step_seconds: each step of the trace; empty without one.
         modules: seconds of kernels by module of the program; empty where the trace names no modules.
+        busy: how busy a device is from the beginning of a typical step to its end; None without a trace.
         could_be: without a trace, what the prediction says could make a step longer.
         matched: the share of the traced program that the weighed one has too; None without programs.
         notes: what could not be read, or is not known, in words.
@@ -207,6 +208,7 @@ class Gap(Reconciliation):
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    busy: Busy | None = field(default=None, compare=False)
     asked: Asked | None = field(default=None, compare=False)
 
     def with_cures(
@@ -272,8 +274,8 @@ class Gap(Reconciliation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `reconcile --json` prints (docs/how-to/why-is-it-slow.md)."""
-        fields = dataclasses.asdict(dataclasses.replace(self, asked=None))
-        del fields["asked"]
+        fields = dataclasses.asdict(dataclasses.replace(self, asked=None, busy=None))
+        del fields["asked"], fields["busy"]
         causes = [{**each, "what": KINDS[each["kind"]].words} for each in fields.pop("causes")]
         return {"schema": SCHEMA, "gap_seconds": self.gap_seconds, "causes": causes, **fields}
 

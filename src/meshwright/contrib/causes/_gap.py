@@ -25,6 +25,7 @@ from meshwright.units import format_seconds
 from ._cause import KINDS, Asked, Cause, ClassRow, Gap, step_row
 from ._cures import with_saving
 from ._eager_work import EagerDifference
+from ._measured_busy import busy_of
 from ._modules import module_rows
 from ._program_work import ProgramDifference, Surplus, difference_of
 from ._recorded import COPY_KINDS, MESSAGE_KINDS, UNKNOWN, Recorded, Work, stem
@@ -192,7 +193,8 @@ class _Attribution:
             step_seconds=tuple(self.steps),
             num_devices=len(self.recorded.devices),
             classes=self._classes(),
-            modules=module_rows(self.recorded, self.weighing),
+            modules=module_rows(self.recorded, self.weighing, self.line.exposed),
+            busy=busy_of(self.recorded, self.steps),
             matched=min(found, default=None if self.eager is None else self.eager.matched),
             files=self.recorded.files,
             notes=tuple(self._notes()),
@@ -326,7 +328,7 @@ class _Attribution:
         if kind == "small programs":
             launches = sum(count for name, count in self._launches.items() if name in amount.names)
             launches = launches or sum(self._launches.values())
-            words += f", {launches / whole:.0f} launches a step"
+            words += f", {launches / whole:.0f} launches a step" if launches else ""
         return words
 
     @property
@@ -524,8 +526,9 @@ def _facts_by_item(recorded: Recorded) -> dict[Item, Work]:
 def _seconds_by_kind(recorded: Recorded, num_steps: int) -> defaultdict[str, float]:
     """Return the seconds of whole events by kind, of one step on one device, hidden or not."""
     seconds: defaultdict[str, float] = defaultdict(float)
+    num_devices = len(recorded.devices)  # looks at all of the work
     for work in recorded.work:
-        seconds[work.kind] += work.seconds / num_steps / len(recorded.devices)
+        seconds[work.kind] += work.seconds / num_steps / num_devices
     return seconds
 
 

@@ -10,12 +10,15 @@ from meshwright.report import (
     CURVES,
     Bars,
     Document,
+    Lanes,
     Plot,
     ReportTable,
     TableRow,
     Words,
     colours_of,
+    lanes_of,
     parts_of,
+    schedule_of,
     section,
 )
 from meshwright.units import format_bytes, format_rate, format_seconds
@@ -26,6 +29,9 @@ MOST_CAUSES = 6  # of a screen
 MOST_MODULES = 8
 LONGEST_MODULE = 60  # letters of its path
 ROUNDING = 1e-6
+TIMELINES = (
+    "From the beginning of a step to its end: of the trace, the step of median length on its first device."
+)
 
 
 def gap_document(gap: Gap) -> Document:
@@ -56,7 +62,8 @@ def gap_document(gap: Gap) -> Document:
 def gap_page(gap: Gap) -> Document:
     """Return the report with the predicted step above the measured one, and each step of the trace."""
     whole = gap_document(gap)
-    pictures = section("Predicted above measured", *_bars(gap)) if gap.classes and gap.predicted else ()
+    drawn = (*_bars(gap), *_lanes(gap)) if gap.classes and gap.predicted else tuple(_lanes(gap))
+    pictures = section("Predicted above measured" if gap.predicted else "Measured", *drawn) if drawn else ()
     steps = section("Each step of the trace", _steps(gap)) if len(gap.step_seconds) > 1 else ()
     return replace(whole, sections=(whole.sections[0], *pictures, *steps, *whole.sections[1:]))
 
@@ -171,6 +178,7 @@ def _modules(gap: Gap) -> Iterator[ReportTable | Words]:
             format_seconds(each.seconds),
             f"{100 * each.seconds / whole:.0f} %" if whole else "",
             f"{each.num_kernels:.0f}",
+            format_seconds(each.exposed_seconds) if each.exposed_seconds else "",
             "" if each.flops is None else format_rate(float(each.flops), "FLOP"),
         )
         for each in shown
@@ -179,8 +187,13 @@ def _modules(gap: Gap) -> Iterator[ReportTable | Words]:
         seconds = sum(each.seconds for each in rest)
         number = sum(each.num_kernels for each in rest)
         share = f"{100 * seconds / whole:.0f} %" if whole else ""
-        cells.append((f"{len(rest)} smaller ones", format_seconds(seconds), share, f"{number:.0f}", ""))
-    columns = ("module", "kernels' time", "of kernels", "number", "weighed work")
+        bare = sum(each.exposed_seconds for each in rest)
+        waited = format_seconds(bare) if bare else ""
+        name = f"{len(rest)} smaller ones"
+        cells.append((name, format_seconds(seconds), share, f"{number:.0f}", waited, ""))
+    columns = ("module", "kernels' time", "of kernels", "number", "messages not hidden", "weighed work")
+    if not any(each.exposed_seconds for each in gap.modules):
+        columns, cells = (*columns[:4], columns[5]), [(*row[:4], row[5]) for row in cells]
     yield ReportTable(
         columns=columns, rows=tuple(TableRow(cells=each) for each in cells), numbers=columns[1:]
     )
@@ -213,6 +226,17 @@ def _bars(gap: Gap) -> tuple[Words | Bars, ...]:
     return tuple(parts)
 
 
+def _lanes(gap: Gap) -> Iterator[Words | Lanes]:
+    """Yield the predicted step above the measured one from their beginnings to their ends, on one axis."""
+    predicted = None if gap.asked is None else schedule_of(gap.asked.weighing)
+    both = {"predicted": predicted, "measured": gap.busy}
+    known = {name: busy for name, busy in both.items() if busy is not None}
+    lanes = lanes_of(known) if gap.busy is not None else None
+    if lanes is not None:
+        yield Words(text=TIMELINES, tone="faint")
+        yield lanes
+
+
 def _steps(gap: Gap) -> Plot:
     def draw(axes: Any) -> None:
         axes.bar(range(1, len(gap.step_seconds) + 1), gap.step_seconds, color=CURVES[0])
@@ -220,6 +244,7 @@ def _steps(gap: Gap) -> Plot:
             axes.axhline(gap.predicted.expected, color=CURVES[1], linewidth=1.4)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step of the trace")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("seconds")
 
     lines = ((CURVES[1], "predicted"),) if gap.predicted is not None else ()

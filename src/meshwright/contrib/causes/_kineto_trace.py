@@ -14,7 +14,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,10 @@ def kineto_trace(paths: Sequence[Path]) -> Recorded:
         work += found_work
         host += found_host
         unread += process.unread
+    kept = _steps_of_all(steps, notes)
+    if len(kept) < len(steps):
+        steps, work = kept, [each for each in work if _is_in(each, kept)]
+        host = [each for each in host if _is_in(each, kept)]
     world = max((p.num_ranks or 0 for p in processes), default=0)
     if world > len(processes):
         notes.append(f"{len(processes)} of the {world} ranks of the run are given")
@@ -256,6 +260,13 @@ def _give_ranks(processes: Sequence[Process]) -> None:
             )
         process.rank = rank
         said[rank] = process
+    worlds = {process.num_ranks: process for process in processes if process.num_ranks}
+    if len(worlds) > 1:
+        (one, first), (other, second), *_ = worlds.items()
+        raise InputError(
+            f"{first.path} is of a run of {one} ranks, and {second.path} of one of {other}",
+            hint="give one file of each rank, all of the same run",
+        )
     free = (number for number in range(len(processes) + len(said) + 1) if number not in said)
     for process in processes:
         if process.rank < 0:
@@ -323,6 +334,43 @@ def _steps(process: Process, work: Sequence[Work], notes: list[str]) -> list[Rec
         for index, (mark, begin, end) in enumerate(zip(marks, edges, edges[1:], strict=False))
         if index == 0 or index + 1 < len(marks) or any(each.begin_seconds >= begin for each in work)
     ]
+
+
+def _steps_of_all(steps: Sequence[RecordedStep], notes: list[str]) -> list[RecordedStep]:
+    """Return the steps that each rank has by name, with new numbers; all of them where they have no names.
+
+    Raises:
+        InputError: the ranks have no step in common, or different numbers of steps without names.
+    """
+    ranks = {rank: [step for step in steps if step.rank == rank] for rank in {step.rank for step in steps}}
+    counts = {rank: len(mine) for rank, mine in ranks.items()}
+    common = set[str].intersection(*({step.name for step in mine} for mine in ranks.values()))
+    said = "; ".join(f"rank {rank} has {_said(mine)}" for rank, mine in sorted(ranks.items())[:4])
+    if not common or (common == {""} and len({*counts.values()}) > 1):
+        raise InputError(
+            f"the ranks' files are not of the same steps: {said}",
+            hint="give the files of one trace, made at the same time by each rank; or one rank's alone",
+        )
+    if common == {""}:
+        return list(steps)
+    kept = [
+        replace(step, index=index)
+        for mine in ranks.values()
+        for index, step in enumerate(step for step in mine if step.name in common)
+    ]
+    if left := len(steps) - len(kept):
+        notes.append(f"left out: {left} steps that not every rank has ({said})")
+    return kept
+
+
+def _said(steps: Sequence[RecordedStep]) -> str:
+    named = [step.name for step in steps if step.name]
+    return f"{named[0]} to {named[-1]}" if named else f"{len(steps)} steps"
+
+
+def _is_in(item: Work | HostSpan, steps: Sequence[RecordedStep]) -> bool:
+    mine = (step for step in steps if step.rank == item.rank)
+    return any(step.begin_seconds <= item.begin_seconds < step.end_seconds for step in mine)
 
 
 def _behind(edges: Sequence[float], process: Process, work: Sequence[Work]) -> list[float]:

@@ -31,6 +31,7 @@ class ModuleRow:
     Args:
         name: a path of classes or of scopes; in brackets, why kernels belong to no module.
         seconds: of whole kernels, hidden ones too: they do not sum to the step.
+        exposed_seconds: of its messages, for which nothing hides them: as parts of the mean step.
         num_kernels: in a step.
         flops: that the weighed program has there, forward, backward and again; None where it is not known.
         is_weighed: whether the weighed program has such a module; None if that is not known.
@@ -38,13 +39,19 @@ class ModuleRow:
 
     name: str
     seconds: float
+    exposed_seconds: float = 0.0
     num_kernels: float
     flops: int | None = None
     is_weighed: bool | None = None
 
 
-def module_rows(recorded: Recorded, weighing: Weighing) -> tuple[ModuleRow, ...]:
-    """Return the modules of a trace, the longest first; none where the trace names no module."""
+def module_rows(
+    recorded: Recorded, weighing: Weighing, exposed: Mapping[int, float]
+) -> tuple[ModuleRow, ...]:
+    """Return the modules of a trace, the longest first; none where the trace names no module.
+
+    `exposed`: as of `Timeline`.
+    """
     if not any(work.scope for work in recorded.work):
         return ()
     known = _weighed_modules(weighing)
@@ -53,14 +60,17 @@ def module_rows(recorded: Recorded, weighing: Weighing) -> tuple[ModuleRow, ...]
     steps = len(recorded.steps) / max(1, len({step.rank for step in recorded.steps}))
     share = 1 / max(1.0, steps * len(recorded.devices))
     seconds, kernels = defaultdict[str, float](float), Counter[str]()
+    bare = defaultdict[str, float](float)
     for work in recorded.work:
         name = _name(work, recorded.profiler, known)
         seconds[name] += work.seconds * share
         kernels[name] += 1
+        bare[name] += exposed.get(id(work), 0.0)
     rows = [
         ModuleRow(
             name=name,
             seconds=seconds[name],
+            exposed_seconds=bare[name],
             num_kernels=kernels[name] * share,
             flops=known.get(name),
             is_weighed=True if name in known else None if names_products or name.startswith("(") else False,

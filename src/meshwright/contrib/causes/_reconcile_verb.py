@@ -6,7 +6,7 @@ Used by: the command `reconcile`, and users as `mw.reconcile`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
@@ -161,9 +161,16 @@ def read_trace(trace: Traced | Sequence[Traced]) -> Recorded:
     Raises:
         InputError: a file cannot be read, or is no trace.
     """
-    paths = [Path(each) for each in ([trace] if isinstance(trace, str | Path) else trace)]
-    if not paths:
+    given: list[object] = (
+        list(trace) if isinstance(trace, Iterable) and not isinstance(trace, str) else [trace]
+    )
+    if not given:
         raise InputError("no file of a trace is named", hint=NEEDS)
+    paths: list[Path] = []
+    for each in given:
+        if not isinstance(each, str | Path):
+            raise InputError(f"{repr(each)[:80]} is not the name of a trace", hint=NEEDS)
+        paths.append(Path(each))
     of_jax = {path: is_xplane(path) or _is_json_of_jax(path) for path in paths}
     if len(set(of_jax.values())) > 1:
         raise InputError("the files are of two profilers", hint="give those of one trace of one run")
@@ -201,11 +208,11 @@ def _of_a_time(
     weighing: Weighing, measured: float | str | None, tokens_per_second: float | str | None
 ) -> Gap:
     if measured is not None:
-        seconds = parse_seconds(measured) if isinstance(measured, str) else float(measured)
+        seconds = parse_seconds(measured) if isinstance(measured, str) else _number(measured, "a step's time")
         return gap_of_seconds(_checked(seconds), weighing, "as it was given")
     assert tokens_per_second is not None, "one of the two is given"
     text = isinstance(tokens_per_second, str)
-    rate = parse_count(tokens_per_second) if text else float(tokens_per_second)
+    rate = parse_count(tokens_per_second) if text else _number(tokens_per_second, "a number of tokens")
     if weighing.tokens_per_step is None:
         raise InputError(
             f"{weighing.name} does not say how many tokens a step has",
@@ -214,6 +221,13 @@ def _of_a_time(
     if not rate > 0 or not math.isfinite(rate):
         raise InputError(f"{rate:g} tokens a second is no rate", hint="give those of the whole fleet: 12e3")
     return gap_of_seconds(_checked(weighing.tokens_per_step / rate), weighing, f"{rate:.4g} tokens a second")
+
+
+def _number(value: object, what: str) -> float:
+    try:
+        return float(value)  # pyright: ignore[reportArgumentType]  numbers of numpy and jax too
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{repr(value)[:80]} is not {what}", hint=NEEDS) from None
 
 
 def _checked(seconds: float) -> float:

@@ -83,12 +83,14 @@ class Timeline:
     `main`: the program of which each step runs one; "" where the trace names no programs.
     `by_device`: seconds of all steps by device and kind, with the step's index: what devices are compared by.
     `launches`: how many events of other programs than the main one run in all steps.
+    `exposed`: seconds of the mean step for which nothing hides a message, by the `id` of its work.
     """
 
     main: str
     parts: tuple[Mapping[Item, float], ...]
     by_device: Mapping[str, Sequence[Mapping[str, float]]]
     launches: Counter[str]
+    exposed: Mapping[int, float]
 
     @property
     def step_seconds(self) -> list[float]:
@@ -108,6 +110,7 @@ def timeline_of(recorded: Recorded) -> Timeline:
     kinds: dict[str, list[defaultdict[str, float]]] = {
         device: [defaultdict(float) for _ in range(num_steps)] for device in by_device
     }
+    exposed: defaultdict[int, float] = defaultdict(float)
     for rank in ranks:
         mine = {device: works for device, works in by_device.items() if works[0].rank == rank}
         steps = recorded.steps_of(rank)[:num_steps]
@@ -118,7 +121,7 @@ def timeline_of(recorded: Recorded) -> Timeline:
         for device, works in mine.items():
             owners = _owners([work for work in works if main and stem(work.program) != main], host)
             idle: list[_Idle] = []
-            for index, begin, end, running in _moments(works, steps):
+            for index, begin, end, running in moments(works, steps):
                 if not running:
                     idle += _gaps(index, begin, end, works, main, launches, busy)
                     continue
@@ -127,10 +130,12 @@ def timeline_of(recorded: Recorded) -> Timeline:
                     item = owners.get(id(work)) or item_of(work)
                     parts[index][item] += share / len(by_device)
                     kinds[device][index][work.kind] += share
+                    if work.kind in MESSAGE_KINDS:
+                        exposed[id(work)] += share / len(by_device) / num_steps
             for index, seconds, item in _of_the_host(idle, host):
                 parts[index][item] += seconds / len(by_device)
     launches = Counter(stem(w.program) for w in recorded.work if w.program and stem(w.program) != main)
-    return Timeline(main=main, parts=tuple(parts), by_device=kinds, launches=launches)
+    return Timeline(main=main, parts=tuple(parts), by_device=kinds, launches=launches, exposed=exposed)
 
 
 def item_of(work: Work) -> Item:
@@ -163,7 +168,7 @@ def _owners(works: Sequence[Work], spans: Sequence[HostSpan]) -> dict[int, Item]
     return found
 
 
-def _moments(
+def moments(
     works: Sequence[Work], steps: Sequence[RecordedStep]
 ) -> Iterator[tuple[int, float, float, list[Work]]]:
     """Yield each stretch of a device's steps in which the same works run: the step, its ends, and they.

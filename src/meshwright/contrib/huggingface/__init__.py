@@ -18,13 +18,9 @@ if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import jax o
     from ._first_weights import base_of as base_of
     from ._peft import export_peft as export_peft
     from ._weight_files import WeightFiles as WeightFiles
-    from ._weight_files import write_file as write_file
     from ._weight_files import write_files as write_files
     from ._weight_names import Weight as Weight
     from ._weight_names import from_huggingface as from_huggingface
-    from ._weight_names import joined_weight as joined_weight
-    from ._weight_names import part_of as part_of
-    from ._weight_names import places_of as places_of
     from ._weight_names import to_huggingface as to_huggingface
     from ._weight_names import weights_of as weights_of
 

@@ -215,12 +215,16 @@ def run_record(folder: Path | str) -> RunRecord:
     """Return the run that a folder holds, whole or not: `notes` says what could not be read.
 
     Raises:
-        InputError: the folder holds no run.
+        InputError: the folder holds no run, or what is given is no folder's name.
     """
+    hint = "name the folder that `meshwright train` wrote; `meshwright runs` lists them"
+    if not isinstance(folder, str | Path):
+        raise InputError(f"{repr(folder)[:80]} is not the name of a folder", hint=hint)
     folder = Path(folder)
     run, note = run_file(folder)
+    if run is None and not os.path.isdir(folder):  # also one whose name no file can have
+        raise InputError(f"{str(folder)[:200]!r} is no folder: {note or 'nothing is there'}", hint=hint)
     if run is None and not note and not (folder / METRICS).exists():
-        hint = "name the folder that `meshwright train` wrote; `meshwright runs` lists them"
         raise InputError(f"{folder} holds no run: it has neither {RUN_FILE} nor {METRICS}", hint=hint)
     return record_of(folder, run, (note,) if note else ())
 

@@ -12,7 +12,6 @@ from meshwright.lazy_imports import names_on_first_use
 
 from ._export_process import exported_named as exported_named
 from ._exported_json import ExportedFunction as ExportedFunction
-from ._graph_runner import GraphRunner as GraphRunner
 from ._module import JaxModule as JaxModule
 from ._module import module_as_jax as module_as_jax
 from ._module_program import AS_WRITTEN as AS_WRITTEN

@@ -16,7 +16,6 @@ from ._account_process import answer_apart as answer_apart
 from ._account_process import serve as serve
 from ._account_process import text_in as text_in
 from ._module_function import is_torch_module as is_torch_module
-from ._module_function import knob_values as knob_values
 from ._module_function import parts_of_function as parts_of_function
 from ._module_function import require_torch as require_torch
 

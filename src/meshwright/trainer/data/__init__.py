@@ -1,9 +1,9 @@
-"""Generate or read the batches of a run, and write token files and image files.
+"""Generate or read the batches of a run, and write image files.
 
 A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
 function of seed, step and split.
-Imports: `config`, `compiler` (its cache only), `subprocesses`, `errors`, numpy, pydantic; `tokenizers` and
-`jinja2` only for a model's tokenizer. No jax. Imported by: `training`, `api`, `cli`.
+What reads texts is a room outside the core (`text_room`).
+Imports: `config`, `registry`, `files`, `errors`, numpy, pydantic. No jax. Imported by: `loop`, `api`, `cli`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from ._images import LabelledImages as LabelledImages
 from ._images import idx_parts as idx_parts
 from ._images import write_images as write_images
 from ._images import write_sample_images as write_sample_images
-from ._instructions import PackedConversations as PackedConversations
-from ._instructions import open_instructions as _open_instructions
+from ._metadata import DTYPES as DTYPES
+from ._metadata import TOKEN_SCHEMA as TOKEN_SCHEMA
+from ._metadata import InputMetadata as InputMetadata
 from ._metadata import TokenFileMetadata as TokenFileMetadata
 from ._metadata import check_metadata as _check_metadata
 from ._metadata import metadata_path as metadata_path
@@ -36,42 +37,29 @@ from ._mixture import cycle_counts as _cycle_counts
 from ._mixture import read_mixture as _read_mixture
 from ._mixture import seed_of as _seed_of
 from ._order import ALL as ALL
+from ._order import Dataset as Dataset
 from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
 from ._order import Rows as Rows
 from ._order import Split as Split
 from ._order import generator as generator
 from ._order import windows_at as windows_at
-from ._own import own_data as own_data
-from ._text_source import tokenizer_path as tokenizer_path
-from ._text_source import tokens_of_texts as _tokens_of_texts
-from ._texts import BYTES as _BYTES
-from ._texts import ByteTokenizer as ByteTokenizer
-from ._texts import Tokenizer as Tokenizer
-from ._texts import fragments_in as fragments_in
-from ._texts import open_tokenizer as open_tokenizer
-from ._texts import pieces_of as pieces_of
+from ._text_room import BYTES as BYTES
+from ._text_room import NUM_BYTES as NUM_BYTES
+from ._text_room import ByteTokenizer as ByteTokenizer
+from ._text_room import OnProgress as OnProgress
+from ._text_room import Tokenizer as Tokenizer
+from ._text_room import text_room as text_room
 from ._token_formats import declared_dtype as _declared_dtype
 from ._token_formats import open_files as _open_files
-from ._token_formats import token_paths as _token_paths
-from ._tokenize import OnProgress as OnProgress
-from ._tokenize import tokenize as tokenize
+from ._token_formats import other_format as other_format
+from ._token_formats import token_paths as token_paths
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import SourceEpochs as SourceEpochs
 from ._tokens import TokenWindows as TokenWindows
 from ._widths import check_width as _check_width
-
-Dataset = (
-    RegressionRows
-    | LineRows
-    | LabelledImages
-    | ImageFiles
-    | RandomTokens
-    | TokenWindows
-    | PackedConversations
-    | MixedWindows
-)
-"""Each has `batch`, whole or some of its rows; those of tokens also `unigram_entropy_nats` and `decode`."""
+from ._widths import is_binary as is_binary
+from ._widths import shown_dtype as shown_dtype
 
 
 def _ignore_progress(done: int, total: int) -> None:
@@ -108,20 +96,18 @@ def open_data(config: _config.RunConfig, on_progress: OnProgress = _ignore_progr
     return _open_tokens(config, on_progress)
 
 
-def _open_tokens(
-    config: _config.RunConfig, on_progress: OnProgress
-) -> RandomTokens | TokenWindows | PackedConversations | MixedWindows:
+def _open_tokens(config: _config.RunConfig, on_progress: OnProgress) -> Dataset:
     data, batch, vocab_size = config.data, config.batch, config.model.sizes.num_token_ids
     sizes: dict[str, Any] = {"seed": config.seed, "sequences": batch.sequences}
     sizes["sequence_length"] = batch.sequence_length
     sizes["vocab_size"] = vocab_size
     if isinstance(data, _config.InstructionData):
-        return _open_instructions(data, **sizes)
+        return text_room().open_instructions(data, **sizes)
     if isinstance(data, _config.StdlibData):
         parts = stdlib_parts(data.held_out_fraction)
         return TokenWindows(name=data.source, parts=parts, is_bytes=True, order=data.order, **sizes)
     if isinstance(data, _config.TextData):
-        return _open_source(_tokens_of_texts(data, on_progress), sizes, data.path)
+        return _open_source(text_room().tokens_of_texts(data, on_progress), sizes, data.path)
     if isinstance(data, _config.TokenFileData):
         source = _open_source(data, sizes)
         _check_tokenizers([source])
@@ -140,7 +126,7 @@ def _open_tokens(
 
 def _open_source(data: _config.TokenFileData, sizes: dict[str, Any], name: str = "") -> TokenWindows:
     """Open token files; `name` is what messages call them, their path by default."""
-    paths = _token_paths(data.path, data.format)
+    paths = token_paths(data.path, data.format)
     dtype = data.dtype or _declared_dtype(paths[0], data.format, sizes["vocab_size"])
     opened, tokens_by = _open_files(paths, data.format, dtype), set[tuple[str, str]]()
     for path in paths if data.format == "raw" else ():
@@ -163,7 +149,7 @@ def _open_source(data: _config.TokenFileData, sizes: dict[str, Any], name: str =
     return TokenWindows(
         name=name or data.path,
         parts={"train": whole.part(0, cut), "held-out": whole.part(cut, len(whole))},
-        is_bytes=tokens_by == {("raw", _BYTES)},
+        is_bytes=tokens_by == {("raw", BYTES)},
         order=data.order,
         end_of_document=data.end_of_document,
         ends=opened.ends if by_index else None,

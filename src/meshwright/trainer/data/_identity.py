@@ -30,7 +30,7 @@ from meshwright.files import open_file, reason
 from ._images import idx_files
 from ._mixture import read_mixture
 from ._order import Split
-from ._text_source import text_paths
+from ._text_room import text_room
 from ._token_formats import read_paths, token_paths
 
 # Third-party packages, and tests: these are long and repetitive, and not installed everywhere.
@@ -84,7 +84,7 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
     """
     data = config.data
     if isinstance(data, TextData):
-        return files_identity(data.path, text_paths(data))
+        return files_identity(data.path, text_room().text_paths(data))
     if isinstance(data, TokenFileData):
         return files_identity(data.path, _read_by(data))
     if isinstance(data, InstructionData):

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from meshwright.errors import InputError
 from meshwright.files import read_json, reason
 
-SCHEMA = 1
+TOKEN_SCHEMA = 1
 DTYPES = ("uint16", "int32", "uint32")
 MOST_BYTES = 100 * 2**20  # it has a line for each text
 MOST_TOKENS = 2**63
@@ -88,8 +88,10 @@ def read_metadata(tokens: Path) -> TokenFileMetadata | None:
     for name, number in numbers.items():
         if not 0 <= number < MOST_TOKENS:
             raise InputError(f"{path}: {name} = {str(number)[:40]} cannot be", hint=hint)
-    if metadata.schema != SCHEMA:
-        raise InputError(f"{path} has schema {metadata.schema}, and this release reads {SCHEMA}", hint=hint)
+    if metadata.schema != TOKEN_SCHEMA:
+        raise InputError(
+            f"{path} has schema {metadata.schema}, and this release reads {TOKEN_SCHEMA}", hint=hint
+        )
     return metadata
 
 

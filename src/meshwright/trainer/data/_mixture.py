@@ -23,7 +23,7 @@ from meshwright.errors import InputError, nearest_name
 from meshwright.files import read_toml, reason
 
 from ._order import ALL, Rows, Split, windows_at
-from ._texts import BYTES
+from ._text_room import BYTES
 from ._tokens import SourceEpochs, TokenWindows, entropy_nats
 
 CYCLE = 1 << 16

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,15 @@ Rows = slice | np.ndarray
 """The rows of a batch that are requested: a slice for all of them, or their numbers in ascending order. A
 row has the same content whether or not the other rows are requested with it."""
 ALL = slice(None)
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """What has the batch of each step; one of tokens also has `unigram_entropy_nats` and `decode`."""
+
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """Return the whole batch of a step, or some of its rows."""
+        ...
 
 
 def generator(seed: int, step: int, split: Split) -> np.random.Generator:

@@ -18,7 +18,7 @@ from meshwright.errors import InputError
 
 from ._data_files import JoinedEnds, TokenFiles
 from ._order import ALL, Rows, Split, generator, windows_at
-from ._texts import ByteTokenizer
+from ._text_room import ByteTokenizer
 
 _TOKENS_COUNTED_AT_ONCE = 1 << 24  # bounds the memory of the count at 0.3 GB
 

@@ -33,13 +33,13 @@ from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Rejected, checkpoint_of, restore
 from meshwright.trainer.data import (
+    ByteTokenizer,
     Dataset,
     MixedWindows,
     Tokenizer,
     TokenWindows,
-    open_tokenizer,
     read_metadata,
-    tokenizer_path,
+    text_room,
 )
 from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.models.host_layers import with_stand_ins
@@ -252,11 +252,11 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
     if name is None and isinstance(data, InstructionData | TextData):
-        name = tokenizer_path(data.tokenizer)
+        name = text_room().tokenizer_path(data.tokenizer)
     path = Path(data.path) if isinstance(data, TokenFileData | MixtureData) else None
     metadata = None if path is None else read_metadata(path)
     if name is not None:
-        tokenizer = open_tokenizer(name)
+        tokenizer: Tokenizer = text_room().open_tokenizer(name)
         if path is not None and metadata is not None and metadata.tokenizer_sha256 != tokenizer.sha256:
             raise InputError(
                 f"the run's tokens were made with {metadata.tokenizer}, and {tokenizer.name} is another one",
@@ -264,7 +264,7 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
             )
         return tokenizer
     if isinstance(data, StdlibData) or (metadata is not None and metadata.tokenizer == "bytes"):
-        return open_tokenizer("bytes")
+        return ByteTokenizer()
     if path is None:
         what = f"the run was trained on {data.source} tokens, which encode no text"
         raise InputError(what, hint="name a tokenizer nevertheless, with --tokenizer bytes")

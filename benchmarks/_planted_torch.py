@@ -1,4 +1,4 @@
-"""Plant causes in small PyTorch steps, and trace them by torch.profiler: python -m ... FOLDER NAME...
+"""Plant causes in small PyTorch steps, and trace them by torch.profiler: python FILE FOLDER NAME...
 
 In a process of its own: the profiler of Python's stacks ends processes in which much else runs.
 """
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _planted import NAP, Clock
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 WIDTH, ROWS, LAYERS = 192, 512, 4
-NAP = 0.02
 
 
 class Layer(nn.Module):
@@ -73,7 +73,7 @@ def traced(
     """Trace steps of a module; `between` is called before the update, `after` after it."""
     module = make() if module is None else module
     optimizer = torch.optim.AdamW(module.parameters())
-    x = batch()
+    x, clock = batch(), Clock()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,18 +84,19 @@ def traced(
             record_shapes=True,
         ) as profiler:
             for index in range(steps + 1):
-                given = x if read is None else read(index)
+                if index == 1:
+                    clock.start()  # what the profiler warms up in is not in the trace
+                given = x if read is None else clock(read, index)
                 optimizer.zero_grad()
                 loss_of((run or module)(given)).backward()
-                if between is not None:
-                    between(index, module)
+                clock(between, index, module)
                 optimizer.step()
-                if after is not None:
-                    after(index, module)
+                clock(after, index, module)
                 profiler.step()
     finally:
         torch.set_num_threads(threads)
     profiler.export_chrome_trace(str(path))
+    clock.write(path, steps)
     return path
 
 

@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.errors import InputError, MeshwrightError
-from meshwright.trainer.data import TokenFileMetadata, open_tokenizer, read_metadata, tokenize
-from meshwright.trainer.data._texts import pieces_of
-from meshwright.trainer.data._tokenize import (
+from meshwright.contrib.texts import open_tokenizer, pieces_of, tokenize
+from meshwright.contrib.texts._tokenize import (
     Settings,
     TokenPart,
     as_dtype,
@@ -26,6 +24,8 @@ from meshwright.trainer.data._tokenize import (
     sha256_of,
     write_whole,
 )
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.trainer.data import TokenFileMetadata, read_metadata
 
 pytestmark = pytest.mark.once
 
@@ -115,7 +115,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, texts: list[str], monkey
     assert not to.exists()
     Path(texts[2]).write_text(good)
     begun: list[str] = []
-    from meshwright.trainer.data import _tokenize
+    from meshwright.contrib.texts import _tokenize
 
     real = _tokenize.make_part
     monkeypatch.setattr(_tokenize, "make_part", lambda *x: (begun.append(x[1].path), real(*x))[1])
@@ -188,7 +188,7 @@ def test_settings_that_cannot_be_are_refused(
 
 
 def test_a_worker_that_dies_is_told(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("meshwright.trainer.data._tokenize.start_worker", sys.exit)
+    monkeypatch.setattr("meshwright.contrib.texts._tokenize.start_worker", sys.exit)
     with pytest.raises(MeshwrightError, match="a worker process died") as caught:
         tokenize(texts, str(tmp_path / "out.bin"), workers=2)
     assert "fewer --workers" in caught.value.hint

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from meshwright.contrib.texts import tokenize
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
-from meshwright.trainer.data import tokenize
 
 pytestmark = pytest.mark.once
 

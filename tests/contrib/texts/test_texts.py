@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.contrib.texts import fragments_in, open_tokenizer, pieces_of
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
-from meshwright.trainer.data import ByteTokenizer, fragments_in, open_tokenizer, pieces_of
+from meshwright.trainer.data import ByteTokenizer
 
 
 def documents(path: Path, piece_bytes: int = 1 << 20, key: str = "text") -> list[str]:
@@ -195,7 +196,7 @@ def test_a_long_text_of_bytes_is_read_in_blocks_of_whole_characters(tmp_path: Pa
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
     for block_bytes in (4, 5, 7, 64):
-        monkeypatch.setattr("meshwright.trainer.data._texts._BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr("meshwright.contrib.texts._texts._BLOCK_BYTES", block_bytes)
         fragments = list(fragments_in(piece, "text", ByteTokenizer()))
         assert "".join(part for part, _ in fragments) == text
         assert [is_end for _, is_end in fragments] == [False] * (len(fragments) - 1) + [True]
@@ -222,8 +223,8 @@ def test_a_long_text_is_divided_where_its_ids_are_those_of_the_whole(tmp_path: P
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     (piece,) = pieces_of([str(tmp_path / "a.txt")], 10)
     opened = open_tokenizer(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr("meshwright.trainer.data._texts._BLOCK_BYTES", 1000)
-    monkeypatch.setattr("meshwright.trainer.data._texts._CONTEXT", 40)
+    monkeypatch.setattr("meshwright.contrib.texts._texts._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("meshwright.contrib.texts._texts._CONTEXT", 40)
     fragments = [part for part, _ in fragments_in(piece, "text", opened)]
     assert "".join(fragments) == text
     assert (len(fragments) > 10) == (kind != "one word")

@@ -15,14 +15,20 @@ from typing import Any
 
 from meshwright.config import RunConfig, TokenFormat
 from meshwright.errors import InputError, nearest_name
+from meshwright.trainer.data import (
+    BYTES,
+    NUM_BYTES,
+    is_binary,
+    metadata_path,
+    other_format,
+    read_metadata,
+    shown_dtype,
+    token_paths,
+)
 
 from ._instructions import end_token
-from ._metadata import metadata_path, read_metadata
 from ._parquet import PARQUET, text_columns
-from ._text_source import tokenizer_path
-from ._texts import BYTES, LINES, NUM_BYTES, Tokenizer, open_tokenizer
-from ._token_formats import other_format, token_paths
-from ._widths import is_binary, shown_dtype
+from ._texts import LINES, Tokenizer, open_tokenizer, tokenizer_path
 
 MADE_HERE = ("synthetic", "python-stdlib")
 """Sources that need no file, which may be named in place of a path."""

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config, overridden
+from meshwright.contrib.texts import own_data, tokenize
 from meshwright.errors import InputError
-from meshwright.trainer.data import TokenWindows, data_identity, open_data, own_data, tokenize
+from meshwright.trainer.data import TokenWindows, data_identity, open_data
 
 TEXT = "It was a dark and stormy night; the rain fell in torrents. " * 40
 

@@ -6,7 +6,7 @@ stands for the files in and below it whose names end in one of these or in `.txt
 file, or the lines or the groups of rows that begin in a byte range of a long one.
 
 Token ids are bytes, or come from a `tokenizer.json` through Hugging Face's package `tokenizers`, which is
-imported only then. `_tokenize` and `training` use this.
+imported only then.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import how_to_install
 from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_bytes, reason
+from meshwright.trainer.data import BYTES, ByteTokenizer
 
 from ._parquet import PARQUET, parquet_texts
 
@@ -222,39 +223,7 @@ def _where(piece: TextPiece, begin: int) -> str:
     return f"{piece.path}:{lines}"
 
 
-BYTES = "bytes"
-NUM_BYTES = 256
 _NAME_ANOTHER = "name another tokenizer.json, or use bytes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteTokenizer:
-    """A tokenizer whose ids are the bytes of UTF-8; id 256 may end a document."""
-
-    name: str = BYTES
-    sha256: None = None
-    num_ids: int = NUM_BYTES
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text."""
-        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text, with replacement characters for invalid UTF-8 and without ids above 255."""
-        return ids[ids < NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
-
-    def end_of_document(self, name: str) -> int:
-        """Return the id that ends a document.
-
-        Raises:
-            InputError: `name` is not 256.
-        """
-        if name != str(NUM_BYTES):
-            raise InputError(
-                f"--end-of-document {name!r}: with bytes only {NUM_BYTES} is free to end a document",
-                hint=f"use --end-of-document {NUM_BYTES}",
-            )
-        return NUM_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +332,11 @@ def open_tokenizer(name: str) -> Tokenizer:
         raise InputError(f"{name} is a tokenizer without tokens", hint=_NAME_ANOTHER)
     sha256 = hashlib.sha256(content).hexdigest()
     return FileTokenizer(name=path.name, sha256=sha256, num_ids=num_ids, inner=inner)
+
+
+def tokenizer_path(name: str) -> str:
+    """Return what `open_tokenizer` takes: "bytes", or the file `tokenizer.json`, which a folder may hold."""
+    return str(Path(name, "tokenizer.json")) if name != BYTES and Path(name).is_dir() else name
 
 
 def _words_of_rust(failed: BaseException, what: str) -> BaseException:

@@ -26,10 +26,10 @@ import numpy as np
 from meshwright.config import InstructionData
 from meshwright.errors import InputError
 from meshwright.files import open_file, parsed_json, read_json, reason
+from meshwright.trainer.data import ALL, BYTES, NUM_BYTES, Rows, Split, windows_at
 
-from ._order import ALL, Rows, Split, windows_at
 from ._templates import ChatTemplate, template_text
-from ._texts import BYTES, MOST_LINE_BYTES, NUM_BYTES, FileTokenizer, Tokenizer, open_tokenizer
+from ._texts import MOST_LINE_BYTES, FileTokenizer, Tokenizer, open_tokenizer
 
 Span = tuple[int, int]  # of the characters of an answer
 ASSISTANT = "assistant"

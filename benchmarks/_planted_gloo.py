@@ -1,4 +1,4 @@
-"""Plant causes in the steps of two PyTorch processes over gloo: python -m ... FOLDER NAME..."""
+"""Plant causes in the steps of two PyTorch processes over gloo: python FILE FOLDER NAME..."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _planted import RANKS, Clock
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-WIDTH, ROWS, LAYERS, STEPS, RANKS = 256, 256, 3, 4, 2
+WIDTH, ROWS, LAYERS, STEPS = 256, 256, 3, 4
 
 
 def make() -> nn.Module:
@@ -45,10 +46,15 @@ def _is_late(module: nn.Module, rank: int) -> None:
                 x = torch.tanh(x @ x.T[:, :WIDTH])
 
 
+def _does_nothing(module: nn.Module, rank: int) -> None:
+    pass
+
+
 PLANTED = {
     "broadcasts": _sends_parameters,
     "a second sum": _sums_again,
     "a late rank": _is_late,
+    "nothing": _does_nothing,
 }
 
 
@@ -58,24 +64,29 @@ def run(rank: int, folder: str, name: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, init_method=f"file://{folder}/{name}.met")
     module = nn.parallel.DistributedDataParallel(make())
     optimizer, planted = torch.optim.SGD(module.parameters()), PLANTED[name]
-    x = torch.ones(ROWS, WIDTH)
+    x, clock = torch.ones(ROWS, WIDTH), Clock()
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
         with_stack=True,
         record_shapes=True,
     ) as profiler:
-        for _ in range(STEPS + 1):
+        for index in range(STEPS + 1):
+            if index == 1:
+                clock.start()  # what the profiler warms up in is not in the trace
             optimizer.zero_grad()
             loss = module(x).square().mean()
             if planted is _is_late:
-                planted(module, rank)
+                clock(planted, module, rank)
             loss.backward()
             if planted is not _is_late:
-                planted(module, rank)
+                clock(planted, module, rank)
             optimizer.step()
             profiler.step()
     profiler.export_chrome_trace(f"{folder}/{name}.{rank}.json")
+    if rank == RANKS - 1:  # while this one is late, the others wait: the seconds are means of all ranks
+        share = (RANKS - 1) / RANKS if planted is _is_late else 1.0
+        clock.write(Path(folder) / name, STEPS / share)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -20,17 +20,12 @@ from pathlib import Path
 from meshwright.compiler import cache_root, limit_bytes, writing_cache
 from meshwright.config import TextData, TokenFileData
 from meshwright.errors import InputError
+from meshwright.trainer.data import TOKEN_SCHEMA, OnProgress, TokenFileMetadata, metadata_path, read_metadata
 
-from ._metadata import SCHEMA, TokenFileMetadata, metadata_path, read_metadata
-from ._texts import BYTES, PIECE_BYTES, Tokenizer, open_tokenizer, pieces_of
-from ._tokenize import OnProgress, sha256_of, tokenize
+from ._texts import PIECE_BYTES, Tokenizer, open_tokenizer, pieces_of, tokenizer_path
+from ._tokenize import sha256_of, tokenize
 
 _FITS_UINT16 = 1 << 16
-
-
-def tokenizer_path(name: str) -> str:
-    """Return what `open_tokenizer` takes: "bytes", or the file `tokenizer.json`, which a folder may hold."""
-    return str(Path(name, "tokenizer.json")) if name != BYTES and Path(name).is_dir() else name
 
 
 def text_paths(data: TextData) -> list[Path]:
@@ -91,7 +86,7 @@ def _in_cache(
     largest = max(opened.num_ids - 1, end or 0)
     dtype = "uint16" if largest < _FITS_UINT16 else "uint32"
     about = {
-        "schema": SCHEMA,
+        "schema": TOKEN_SCHEMA,
         "texts": [asdict(piece) for piece in pieces_of([data.path], 1 << 62)],
         "settings": [opened.sha256, dtype, end, data.text_key],
     }

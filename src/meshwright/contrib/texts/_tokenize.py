@@ -18,7 +18,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -31,9 +31,18 @@ import numpy as np
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import open_file, read_json
 from meshwright.subprocesses import safe_path
+from meshwright.trainer.data import (
+    BYTES,
+    DTYPES,
+    TOKEN_SCHEMA,
+    InputMetadata,
+    OnProgress,
+    TokenFileMetadata,
+    metadata_path,
+    read_metadata,
+)
 
-from ._metadata import DTYPES, SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
-from ._texts import BYTES, PIECE_BYTES, TextPiece, Tokenizer, fragments_in, open_tokenizer, pieces_of
+from ._texts import PIECE_BYTES, TextPiece, Tokenizer, fragments_in, open_tokenizer, pieces_of
 
 _ENCODED_AT_ONCE = 1 << 20  # characters
 
@@ -185,10 +194,6 @@ def work(path: Path, piece: TextPiece, settings: Settings) -> TokenPart:
     """Run `make_part` in a worker."""
     assert _tokenizer is not None, "start_worker comes first"
     return make_part(path, piece, settings, _tokenizer)
-
-
-OnProgress = Callable[[int, int], None]
-"""Bytes of text done, and of all texts."""
 
 
 def tokenize(
@@ -369,7 +374,7 @@ def _metadata(
         )
     end = settings.end_of_document
     return TokenFileMetadata(
-        schema=SCHEMA,
+        schema=TOKEN_SCHEMA,
         tokenizer=opened.name,
         tokenizer_sha256=opened.sha256,
         dtype=settings.dtype,

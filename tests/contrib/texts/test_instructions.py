@@ -262,7 +262,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize(("template", "words"), ENDLESS.items())
 def test_a_template_has_limits_and_fails_in_words(template, words, tmp_path, model, monkeypatch):
-    monkeypatch.setattr("meshwright.trainer.data._templates.CPU_SECONDS", 0.4)
+    monkeypatch.setattr("meshwright.contrib.texts._templates.CPU_SECONDS", 0.4)
     path = written(tmp_path, {"messages": TALKS})
     with pytest.raises(InputError, match=words):
         open_data(config_for(path, model(template)))

@@ -1,0 +1,17 @@
+"""Make token ids of texts and conversations, and find out what somebody's own data are.
+
+Texts become token files (`tokenize`, `meshwright data tokenize`), those of a run once and in the cache.
+Imports: `trainer.data`, `config`, `compiler` (its cache), `errors`, numpy; `tokenizers`, `jinja2` and
+`pyarrow` only for a model's tokenizer, its chat template and Parquet. No jax. Used by: `trainer.data`, by the
+entry point.
+"""
+
+from ._instructions import open_instructions as open_instructions
+from ._own import own_data as own_data
+from ._text_source import text_paths as text_paths
+from ._text_source import tokens_of_texts as tokens_of_texts
+from ._texts import fragments_in as fragments_in
+from ._texts import open_tokenizer as open_tokenizer
+from ._texts import pieces_of as pieces_of
+from ._texts import tokenizer_path as tokenizer_path
+from ._tokenize import tokenize as tokenize

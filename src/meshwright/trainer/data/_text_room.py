@@ -1,0 +1,92 @@
+"""Reach what makes token ids of texts: a room outside the core, which an entry point names.
+
+Bytes as token ids need none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.registry import load_registered, registered_names
+
+GROUP, NAME = "meshwright.data", "texts"
+BYTES = "bytes"
+NUM_BYTES = 256
+OnProgress = Callable[[int, int], None]
+"""Called with bytes of text done, and of all texts."""
+
+
+def text_room() -> Any:
+    """Return the room that makes token ids of texts, as a module.
+
+    It has `tokenize`, `tokens_of_texts` and `text_paths` for texts, `open_instructions` for conversations,
+    `open_tokenizer` and `tokenizer_path` for the tokenizers of models, and `own_data`, which finds out what
+    somebody's data are.
+
+    Raises:
+        InputError: the installed package names none.
+    """
+    if NAME not in registered_names(GROUP):
+        raise InputError(
+            f"nothing installed reads texts: no entry point {NAME!r} of {GROUP!r}",
+            hint="the installed package is older than these sources: install Meshwright again",
+        )
+    return load_registered(GROUP, NAME)
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the core asks of a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """Its file's name, or "bytes"."""
+        ...
+
+    @property
+    def sha256(self) -> str | None:
+        """The hash of its file; None for bytes."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text."""
+        ...
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Return the text of ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteTokenizer:
+    """A tokenizer whose ids are the bytes of UTF-8; id 256 may end a document."""
+
+    name: str = BYTES
+    sha256: None = None
+    num_ids: int = NUM_BYTES
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text."""
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Return the text, with replacement characters for invalid UTF-8 and without ids above 255."""
+        return ids[ids < NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def end_of_document(self, name: str) -> int:
+        """Return the id that ends a document.
+
+        Raises:
+            InputError: `name` is not 256.
+        """
+        if name != str(NUM_BYTES):
+            raise InputError(
+                f"--end-of-document {name!r}: with bytes only {NUM_BYTES} is free to end a document",
+                hint=f"use --end-of-document {NUM_BYTES}",
+            )
+        return NUM_BYTES
