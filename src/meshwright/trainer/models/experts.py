@@ -176,13 +176,18 @@ counted_for_bias.defvjp(
 
 
 def _largest(x: Float[Array, "tokens places"], num: int) -> Bool[Array, "tokens num places"]:
-    """Return the indices of each row's largest numbers, the largest first."""
+    """Return the indices of each row's largest numbers, the largest first, the lower index first if equal.
+
+    Each is found among the numbers after the one before it in this order. So a kernel reads a row and two
+    numbers, where masks of all before would make later kernels larger, and slow to compile.
+    """
+    places = jnp.arange(x.shape[1])[None]
     left, chosen = x, list[Array]()
     for _ in range(num):
-        best = jnp.argmax(left, axis=-1)[:, None] == jnp.arange(x.shape[1])[None]
+        largest, best = left.max(axis=-1)[:, None], jnp.argmax(left, axis=-1)[:, None]
         chosen.append(best)
-        left = jnp.where(best, -jnp.inf, left)
-    return jnp.stack(chosen, axis=1)
+        left = jnp.where((x < largest) | ((x == largest) & (places > best)), x, -jnp.inf)
+    return jnp.stack(chosen, axis=1) == places[None]
 
 
 def _within_groups(liking: Array, num_groups: int, num_chosen: int, by_two: bool) -> Array:
