@@ -84,6 +84,15 @@ def test_what_checkpointing_runs_again_is_known_by_its_sequence_numbers(tmp_path
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("begin", "found"), [(5_000, []), (45_000, [("python", 20_000)])])
+def test_gradients_that_wait_for_an_exchange_are_no_python(begin, found, tmp_path):
+    t = Kineto().step(0, 0, 50_000).python("torch/autograd/graph.py(9): _engine_run_backward", 0, 40_000)
+    t.op("aten::mm", 10, 9_990).op("aten::copy_", 30_000, 9_000)
+    t.put("user_annotation", "gloo:all_reduce", begin, 6_000, 12)
+    host = kineto_trace([t.write(tmp_path / "t.json")]).host
+    assert [(span.kind, round(span.seconds * 1e6)) for span in host if "backward" in span.name] == found
+
+
 def test_without_a_gpu_operations_are_the_work_less_those_inside_of_them(tmp_path):
     t = Kineto().step(0, 0, 1000).op("aten::linear", 0, 100, sequence=1).op("aten::addmm", 10, 80, sequence=1)
     t.op("aten::expand", 12, 5).op("aten::copy_", 20, 10).op("aten::view", 200, 50)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from ._recorded import HostSpan
 from ._torch_names import (
+    BACKWARD_CALL,
     COPY_CALL,
+    MESSAGE,
     OPTIMIZER,
     STEP,
     SYNCHRONIZE,
@@ -113,10 +115,13 @@ class Host:
         listed = sorted((span.begin_seconds, span.end_seconds) for span in told)
         joined = _joined([*operations, *listed], self._pause)
         found = [_around(each, joined) for each in threads.values()]
+        sent = _joined([(span.begin, span.end) for span in spans if MESSAGE.match(span.name)], 0.0)
         for ((_, begin), (end, _)), around in zip(
             itertools.pairwise(joined), zip(*found, strict=True), strict=True
         ):
             outer = max((each for each in around if each), key=lambda each: each.begin, default=None)
+            if outer and BACKWARD_CALL.search(outer.name) and _meets((begin, end), sent):
+                continue  # no Python runs there: an exchange of gradients is waited for
             name, source = (outer.name, outer.around.source) if outer else ("", None)
             yield self._span(name, "python", "", (begin, end), source)
         if self.begins:
@@ -180,6 +185,12 @@ def _joined(spans: Iterable[tuple[float, float]], pause: float) -> list[tuple[fl
         else:
             found.append((begin, end))
     return found
+
+
+def _meets(ends: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+    """Return whether a span of time has a moment in common with one of `others`, which lie apart in order."""
+    place = bisect.bisect_left(others, ends[1], key=lambda each: each[0])  # the first that begins after it
+    return place > 0 and others[place - 1][1] > ends[0]
 
 
 def _without(

@@ -30,6 +30,7 @@ MESSAGES = {
     "all-gather": r"all_?gather", "reduce-scatter": r"reduce_?scatter", "all-reduce": r"all_?reduce",
     "all-to-all": r"all_?to_?all", "broadcast": r"broadcast", "collective-permute": r"send|recv|permute",
 }  # fmt: skip
+BACKWARD_CALL = re.compile(r"\brun_backward\b|_engine_run_backward")  # computes gradients, without Python
 MESSAGE = re.compile(r"(?:nccl|rccl|gloo|mpi|ucc|xccl|hccl):(\w+)")
 # Kernels that are messages without NCCL: NVLink's multicast, DeepEP, vLLM's own.
 OTHER_MESSAGES = re.compile(
