@@ -39,7 +39,8 @@ def attention_seconds(sizes: Sizes, machine: Machine, ours: float, *, eight_bits
     known = [_layer_seconds(kind, sizes, machine, eight_bits=eight_bits) for kind in kinds]
     left = sum(each for each, seconds in zip(work, known, strict=True) if seconds is None)
     layers = sizes.layers / len(kinds) * sizes.ticks
-    return layers * sum(seconds for seconds in known if seconds is not None) + ours * left / sum(work)
+    rest = ours * left / sum(work) if left else 0.0
+    return layers * sum(seconds for seconds in known if seconds is not None) + rest
 
 
 def _work(kind: LayerKind, sizes: Sizes) -> float:

@@ -31,7 +31,7 @@ class ModuleRow:
     Args:
         name: a path of classes or of scopes; in brackets, why kernels belong to no module.
         seconds: of whole kernels, hidden ones too: they do not sum to the step.
-        exposed_seconds: of its messages, for which nothing hides them: as parts of the mean step.
+        exposed_seconds: of the mean step, in which the device waits for the module's messages.
         num_kernels: in a step.
         flops: that the weighed program has there, forward, backward and again; None where it is not known.
         is_weighed: whether the weighed program has such a module; None if that is not known.
@@ -50,7 +50,7 @@ def module_rows(
 ) -> tuple[ModuleRow, ...]:
     """Return the modules of a trace, the longest first; none where the trace names no module.
 
-    `exposed`: as of `Timeline`.
+    `exposed`: the seconds of each piece of work, by its `id`, in which it is not hidden.
     """
     if not any(work.scope for work in recorded.work):
         return ()
