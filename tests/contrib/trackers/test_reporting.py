@@ -92,6 +92,14 @@ def test_a_name_without_a_tracker_is_refused_before_the_run(trackers, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def events_in(path):
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        yield event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+        at += length + 16
+
+
 def test_tensorboards_file_has_the_figures_under_their_names(tmp_path):
     from meshwright.contrib.trackers import TrackedRun
 
@@ -111,11 +119,7 @@ def test_tensorboards_file_has_the_figures_under_their_names(tmp_path):
     tracker.end("stopped")
     (path,) = (tmp_path / "tensorboard").glob("events*")
     found, texts, starts = {}, set(), []
-    data, at = path.read_bytes(), 0
-    while at < len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
-        at += length + 16
+    for event in events_in(path):
         if event.HasField("session_log"):
             starts.append(event.step)
         for value in event.summary.value:
@@ -126,3 +130,21 @@ def test_tensorboards_file_has_the_figures_under_their_names(tmp_path):
     assert found == {("train/loss", 8): 0.5, ("predicted/step_seconds", 8): 0.25}
     assert {"config", "tags", "weighing.json", "state"} <= texts
     assert starts == [8]  # what a crash left behind the checkpoint is dropped
+
+
+def test_a_run_that_goes_on_within_a_second_keeps_the_events_of_its_first_session(tmp_path, monkeypatch):
+    from meshwright.contrib.trackers import TrackedRun
+
+    monkeypatch.setattr("tensorboardX.event_file_writer.time.time", lambda: 1.8e9)
+    for steps, resumed_at in ((range(1, 4), 0), (range(4, 7), 3)):
+        run = TrackedRun(
+            number="1", name="r", folder=tmp_path, config={}, tags=(), files=(), resumed_at=resumed_at
+        )
+        tracker = TensorboardTracker()
+        tracker.begin(run)
+        for step in steps:
+            tracker.log(step, {"loss": 1.0})
+        tracker.end("done")
+    paths = sorted((tmp_path / "tensorboard").iterdir())
+    kept = [event.step for path in paths for event in events_in(path) if "loss" in str(event.summary)]
+    assert kept == [1, 2, 3, 4, 5, 6]

@@ -27,7 +27,11 @@ class TensorboardTracker:
         from tensorboardX import SummaryWriter
 
         purged = run.resumed_at + 1 if run.resumed_at else None
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purged)
+        folder = run.folder / "tensorboard"
+        # Names have the second of their begin: a run that goes on at once would write over its first session.
+        number = len(list(folder.glob("events.out.tfevents.*")))
+        suffix = f".{number:06d}"
+        self._writer = SummaryWriter(str(folder), purge_step=purged, filename_suffix=suffix)
         self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=1)}\n```")
         self._writer.add_text("tags", ", ".join(run.tags))
         for path in run.files:
