@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _planted import RANKS, Clock
+from _planted_torch import profiled
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, schedule
 
 WIDTH, ROWS, LAYERS, STEPS = 512, 1024, 3, 4
 # A step takes some 0.1 s, so that the 2 ms of PyTorch between its operations are no cause by themselves.
@@ -66,12 +66,7 @@ def run(rank: int, folder: str, name: str) -> None:
     module = nn.parallel.DistributedDataParallel(make())
     optimizer, planted = torch.optim.SGD(module.parameters()), PLANTED[name]
     x, clock = torch.ones(ROWS, WIDTH), Clock()
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
-        with_stack=True,
-        record_shapes=True,
-    ) as profiler:
+    with profiled(STEPS) as profiler:
         for index in range(STEPS + 1):
             if index == 1:
                 clock.start()  # what the profiler warms up in is not in the trace

@@ -23,6 +23,16 @@ from torch.utils.data import DataLoader, Dataset
 WIDTH, ROWS, LAYERS = 192, 512, 4
 
 
+def profiled(steps: int) -> profile:
+    """Return a profiler of some steps, after one to warm up, with Python stacks and shapes of tensors."""
+    return profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+        with_stack=True,
+        record_shapes=True,
+    )
+
+
 class Layer(nn.Module):
     """A residual block of two products."""
 
@@ -77,12 +87,7 @@ def traced(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with profile(
-            activities=[ProfilerActivity.CPU],
-            schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
-            with_stack=True,
-            record_shapes=True,
-        ) as profiler:
+        with profiled(steps) as profiler:
             for index in range(steps + 1):
                 if index == 1:
                     clock.start()  # what the profiler warms up in is not in the trace

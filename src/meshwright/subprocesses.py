@@ -59,8 +59,8 @@ def compiling_environment() -> dict[str, str]:
     """Return this process's environment, with large pages for the memory of a process that compiles.
 
     XLA reads many small objects all over its memory. With pages of 2 MiB, which are asked for and not given
-    back, a virtual machine looks up fewer addresses: a step of Qwen3-30B-A3B took 16.1 processor seconds
-    instead of 24.8, the mean of three each on a loaded machine. The user's own settings are kept as they are.
+    back, a virtual machine looks up fewer addresses: Qwen3-Next-80B on 8 H100 compiled in 53 and 57 seconds
+    instead of 88, each once and alone (docs/dev/LOG.md, 2026-11-28). The user's own settings are kept.
 
     >>> "GLIBC_TUNABLES" in compiling_environment()
     True

@@ -1,9 +1,6 @@
 """A row of the table of published runs, as tests change it."""
 
-LLAMA = {
-    "id": "someone-001",
-    "model": "Llama-3-8B",
-    "params_b": "8.03",
+SIZES = {  # of Llama 3 8B
     "n_layers": "32",
     "d_model": "4096",
     "n_heads": "32",
@@ -12,6 +9,12 @@ LLAMA = {
     "gated_mlp": "yes",
     "vocab": "128256",
     "seq_len": "8192",
+}
+LLAMA = {
+    "id": "someone-001",
+    "model": "Llama-3-8B",
+    "params_b": "8.03",
+    **SIZES,
     "accelerator": "A100-80GB-SXM",
     "n_devices": "64",
     "devices_per_node": "8",

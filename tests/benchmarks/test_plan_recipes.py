@@ -16,20 +16,14 @@ from plan_recipes import compared, expressed, recipe_candidates, summary_of
 
 from meshwright.config import load_config
 from meshwright.planning import candidates_of
+from tests.benchmarks.rows import SIZES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NEMO = {
     "id": "dgxcnemo-900",
     "model": "Llama 3.1 8B",
     "params_b": "",
-    "n_layers": "32",
-    "d_model": "4096",
-    "n_heads": "32",
-    "n_kv_heads": "8",
-    "d_ff": "14336",
-    "gated_mlp": "yes",
-    "vocab": "128256",
-    "seq_len": "8192",
+    **SIZES,
     "moe": "",
     "accelerator": "H100-80GB-SXM",
     "n_devices": "16",

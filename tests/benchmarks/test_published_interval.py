@@ -11,6 +11,7 @@ from _published_rows import express_measured
 from _published_score import scored_again, spread
 
 from meshwright.predict import ends_with_waits, widths
+from tests.benchmarks.rows import SIZES
 
 
 def rows(source, ratios):
@@ -87,14 +88,7 @@ def test_few_runs_of_a_width_have_that_of_all_and_experts_of_one_source_have_non
 LLAMA = {
     "id": "someone-001",
     "model": "Llama-3-8B",
-    "n_layers": "32",
-    "d_model": "4096",
-    "n_heads": "32",
-    "n_kv_heads": "8",
-    "d_ff": "14336",
-    "gated_mlp": "yes",
-    "vocab": "128256",
-    "seq_len": "8192",
+    **SIZES,
     "accelerator": "A100-80GB-SXM",
     "n_devices": "64",
     "precision": "bf16",

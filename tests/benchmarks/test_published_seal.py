@@ -17,19 +17,14 @@ from _published_table import INPUTS, MEASURED, rows_of
 from _record import RECORDS
 from _row_kinds import kind_of
 
+from tests.benchmarks.rows import SIZES
+
 ROOT = Path(__file__).parents[2]
 ROW = {
     "source": "somebody's table",
     "date": "2026-10",
     "model": "Llama-3-8B",
-    "n_layers": "32",
-    "d_model": "4096",
-    "n_heads": "32",
-    "n_kv_heads": "8",
-    "d_ff": "14336",
-    "gated_mlp": "yes",
-    "vocab": "128256",
-    "seq_len": "8192",
+    **SIZES,
     "accelerator": "H100-80GB-SXM",
     "n_devices": "64",
     "devices_per_node": "8",

@@ -9,11 +9,12 @@ what accelerators other than CUDA's and ROCm's write, counters, memory events; t
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,9 @@ def kineto_trace(paths: Sequence[Path]) -> Recorded:
         unread += process.unread
     kept = _steps_of_all(steps, notes)
     if len(kept) < len(steps):
-        steps, work = kept, [each for each in work if _is_in(each, kept)]
-        host = [each for each in host if _is_in(each, kept)]
+        steps, spans = kept, _spans_by_rank(kept)
+        work = [each for each in work if _is_in(each, spans[each.rank])]
+        host = [each for each in host if _is_in(each, spans[each.rank])]
     world = max((p.num_ranks or 0 for p in processes), default=0)
     if world > len(processes):
         notes.append(f"{len(processes)} of the {world} ranks of the run are given")
@@ -368,9 +370,17 @@ def _said(steps: Sequence[RecordedStep]) -> str:
     return f"{named[0]} to {named[-1]}" if named else f"{len(steps)} steps"
 
 
-def _is_in(item: Work | HostSpan, steps: Sequence[RecordedStep]) -> bool:
-    mine = (step for step in steps if step.rank == item.rank)
-    return any(step.begin_seconds <= item.begin_seconds < step.end_seconds for step in mine)
+def _spans_by_rank(steps: Sequence[RecordedStep]) -> Mapping[int, Sequence[tuple[float, float]]]:
+    """Return when the steps of each rank begin and end, in order."""
+    spans = defaultdict[int, list[tuple[float, float]]](list)
+    for step in sorted(steps, key=lambda step: step.begin_seconds):
+        spans[step.rank].append((step.begin_seconds, step.end_seconds))
+    return spans
+
+
+def _is_in(item: Work | HostSpan, spans: Sequence[tuple[float, float]]) -> bool:
+    place = bisect.bisect_right(spans, item.begin_seconds, key=lambda span: span[0])
+    return place > 0 and item.begin_seconds < spans[place - 1][1]
 
 
 def _behind(edges: Sequence[float], process: Process, work: Sequence[Work]) -> list[float]:
@@ -415,9 +425,3 @@ def _between_updates(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
 def is_kineto(path: Path) -> bool:
     """Return whether a file is a trace of torch.profiler by its name."""
     return path.name.endswith((".json", ".json.gz"))
-
-
-def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the traces of torch.profiler among files and folders, each folder's in order of name."""
-    for path in paths:
-        yield from sorted(filter(is_kineto, path.iterdir())) if path.is_dir() else (path,)

@@ -27,7 +27,7 @@ ALL = slice(None)
 
 @runtime_checkable
 class Dataset(Protocol):
-    """What has the batch of each step; one of tokens also has `unigram_entropy_nats` and `decode`."""
+    """Gives the batch of each step. Data of tokens also have `unigram_entropy_nats` and `decode`."""
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
         """Return the whole batch of a step, or some of its rows."""

@@ -41,7 +41,7 @@ def text_room() -> Any:
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the core asks of a tokenizer."""
+    """Turns texts into token ids and back, as the core needs it."""
 
     @property
     def name(self) -> str:
