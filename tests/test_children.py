@@ -15,7 +15,6 @@ import pytest
 from meshwright.subprocesses import (
     ABANDONED_SECONDS,
     OWNER,
-    compiling_environment,
     own_python,
     working_folder,
 )
@@ -184,13 +183,3 @@ end_after(work)
             "words" in how,
             "wrong" in how,
         )
-
-
-def test_a_process_that_compiles_has_large_pages_unless_the_user_has_set_how_memory_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
-    assert compiling_environment()["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
-    monkeypatch.delenv("GLIBC_TUNABLES")
-    assert "hugetlb=1" in compiling_environment()["GLIBC_TUNABLES"]
-    assert "GLIBC_TUNABLES" not in os.environ

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .subprocesses import POLL_SECONDS, compiling_environment, end_session, own_python
+from .subprocesses import POLL_SECONDS, end_session, own_python
 
 TIME_LIMIT_SECONDS = 1200.0  # for a user's code
 LAST_LINES = 15  # of what it printed, in an error
@@ -31,7 +31,6 @@ def start(module: str, *arguments: str | Path, said: Path) -> subprocess.Popen[b
     with open(said, "wb") as output:
         return subprocess.Popen(
             own_python("-m", module, str(os.getpid()), *map(str, arguments)),
-            env=compiling_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

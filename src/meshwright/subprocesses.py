@@ -39,11 +39,6 @@ WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # b
 LOOKS = 10  # rounds of killing, since processes may fork meanwhile
 IS_LINUX = sys.platform == "linux"
 POLL_SECONDS = 0.05  # between two looks at a process that is waited for
-MALLOC = "GLIBC_TUNABLES"  # settings of glibc's malloc, which other C libraries do not read
-LARGE_PAGES = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=268435456"
-    ":glibc.malloc.trim_threshold=8589934592:glibc.malloc.mmap_threshold=4294967296"
-)
 
 
 def own_python(*arguments: str) -> list[str]:
@@ -53,19 +48,6 @@ def own_python(*arguments: str) -> list[str]:
     in place of the standard library's module. PYTHONPATH still applies.
     """
     return [sys.executable, "-P", *arguments]
-
-
-def compiling_environment() -> dict[str, str]:
-    """Return this process's environment, with large pages for the memory of a process that compiles.
-
-    XLA reads many small objects all over its memory. With pages of 2 MiB, which are asked for and not given
-    back, a virtual machine looks up fewer addresses: Qwen3-Next-80B on 8 H100 compiled in 53 and 57 seconds
-    instead of 88, each once and alone (docs/dev/LOG.md, 2026-11-28). The user's own settings are kept.
-
-    >>> "GLIBC_TUNABLES" in compiling_environment()
-    True
-    """
-    return {MALLOC: LARGE_PAGES, **os.environ}
 
 
 @contextlib.contextmanager

@@ -34,7 +34,6 @@ from meshwright.subprocesses import (
     GRACE_SECONDS,
     IS_LINUX,
     POLL_SECONDS,
-    compiling_environment,
     end_session,
     from_child,
     own_python,
@@ -350,7 +349,6 @@ class _Template:
                 self._process = subprocess.Popen(
                     own_python("-m", MODULE, str(os.getpid())),
                     bufsize=0,
-                    env=compiling_environment(),
                     stdin=subprocess.PIPE,
                     stdout=self._stderr,
                     stderr=self._stderr,
