@@ -41,7 +41,7 @@ PANELS = {
         "train": ("_train_command", "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10"),
     },
     KNOW: {
-        "probe": ("_doctor", "probe --json"),
+        "probe": ("meshwright.contrib.doctor._doctor_commands", "probe --json"),
         "calibrate": (
             "meshwright.contrib.calibration._calibrate_command",
             "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
@@ -68,16 +68,25 @@ PANELS = {
             "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
         ),
         "watch": ("meshwright.contrib.watch._watch_command", "watch runs/bytes-10m"),
-        "sample": ("_data", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
-        "export": ("_data", "export runs/bytes-10m --to bytes-10m.safetensors"),
-        "data": ("_data", ""),  # a group, whose commands have examples of their own
+        "sample": (
+            "meshwright.contrib.trained._trained_commands",
+            "sample runs/bytes-10m --prompt 'def ' --tokens 80",
+        ),
+        "export": (
+            "meshwright.contrib.trained._trained_commands",
+            "export runs/bytes-10m --to bytes-10m.safetensors",
+        ),
+        "data": (
+            "meshwright.contrib.texts._data_commands",
+            "",
+        ),  # a group, whose commands have examples of their own
     },
     LOOK: {
         "presets": ("_catalog", "presets llama3-8b"),
         "init": ("_catalog", "init mine.toml --from bytes-10m"),
         "fleets": ("_catalog", "fleets H100"),
         "formats": ("_catalog", "formats --json"),
-        "doctor": ("_doctor", "doctor --json"),
+        "doctor": ("meshwright.contrib.doctor._doctor_commands", "doctor --json"),
     },
 }
 """By verb, as `--help` groups them: the module that defines its function, and an example. A name with dots

@@ -11,6 +11,7 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._expert_rows import TILE_ROWS as TILE_ROWS
     from ._expert_rows import sent_rows as sent_rows
+    from ._key_texts import texts_of as texts_of
     from ._layer_keys import StateKeys as StateKeys
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
@@ -43,7 +44,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layout_checks import ticks_of as ticks_of
     from ._load import RUN_FILE as RUN_FILE
     from ._load import Overrides as Overrides
-    from ._load import config_schema as config_schema
     from ._load import is_huggingface as is_huggingface
     from ._load import is_own_configuration as is_own_configuration
     from ._load import keys_named as keys_named
@@ -74,9 +74,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._optimizers import LinearSchedule as LinearSchedule
     from ._optimizers import StableSchedule as StableSchedule
     from ._optimizers import schedule_problems as schedule_problems
+    from ._reference import KeyDoc as KeyDoc
     from ._reference import commented_toml as commented_toml
     from ._reference import key_docs as key_docs
-    from ._reference import reference_page as reference_page
     from ._remat import NAMED_REMAT as NAMED_REMAT
     from ._remat import POLICIES as POLICIES
     from ._remat import RESULTS as RESULTS

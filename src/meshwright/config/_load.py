@@ -89,18 +89,6 @@ def preset_about(name: str) -> str:
     return "\n".join(line[2:] for line in itertools.takewhile(lambda each: each.startswith("#"), lines))
 
 
-def config_schema() -> dict[str, Any]:
-    """Return the JSON schema of a run's file; `preset` may replace the keys that it sets."""
-    from ._key_texts import with_texts
-
-    schema = with_texts(RunConfig.model_json_schema(), RunConfig)
-    del schema["properties"]["name"]
-    schema["properties"]["preset"] = {"enum": preset_names(), "type": "string"}
-    required = [name for name in schema.pop("required") if name != "name"]
-    schema["anyOf"] = [{"required": ["preset"]}, {"required": required}]
-    return schema
-
-
 def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     """Return the run that a preset, a file or the folder of an earlier run describes.
 
