@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .contrib.check import diff as diff
     from .contrib.explain import Explanation as Explanation
     from .contrib.explain import explain_file as explain_file
+    from .contrib.finishing import Operations as Operations
     from .contrib.gate import Gate as Gate
     from .contrib.gate import Limits as Limits
     from .contrib.gate import Reading as Reading
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
-    from .finishing import Operations as Operations
     from .hardware import Fleet as Fleet
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds

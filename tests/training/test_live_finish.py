@@ -9,8 +9,7 @@ import pytest
 
 import meshwright as mw
 import meshwright.api._train as train_module
-from meshwright.api._live_finish import LiveFinish
-from meshwright.finishing import OwnHistory
+from meshwright.contrib.finishing import LiveFinish, OwnHistory
 from meshwright.trainer.loop import CheckpointSaved, Evaluated, FinishEstimated, Noticed, StepDone
 
 OFTEN = {"checkpoint.every_steps": 2}  # a run on a CPU waits for its first checkpoint
