@@ -75,7 +75,8 @@ def reference_page() -> str:
 def _moments_table() -> str:
     """Return the table of what each optimizer keeps, by default and with every setting that adds a moment."""
     rows = ["| `kind` | moments for each parameter | their names in the ledger |", "|---|---|---|"]
-    for kind, record in variants("optimizer")[1].items():
+    records: dict[str, Any] = variants("optimizer")[1]
+    for kind, record in records.items():
         given: dict[str, Any] = {"kind": kind, "learning_rate": 1.0}
         adding = {"momentum": 0.9, "centered": True}
         most = record(**given, **{key: value for key, value in adding.items() if key in record.model_fields})

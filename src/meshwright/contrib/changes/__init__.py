@@ -1,6 +1,7 @@
 """Compile changes to a weighed step: those that would help, and the longest sequence or batch that fits.
 
-Imports: all of the core. Used by: users, as `mw.explain` and `mw.largest`; `contrib.causes`.
+Imports: all of the core. Used by: users, as `mw.explain` and `mw.largest`; `cli`, by entry points;
+`contrib.causes`.
 """
 
 from typing import TYPE_CHECKING
