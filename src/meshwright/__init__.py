@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from .api._explain import explain as explain
-    from .api._largest import largest as largest
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
     from .api._train import Session as Session
@@ -31,12 +29,15 @@ if TYPE_CHECKING:
     from .contrib.calibration._calibrated import Calibrated as Calibrated
     from .contrib.causes import Gap as Gap
     from .contrib.causes._reconcile_verb import reconcile as reconcile
+    from .contrib.changes import explain as explain
+    from .contrib.changes import largest as largest
     from .contrib.check import Check as Check
     from .contrib.check import Difference as Difference
     from .contrib.check import check as check
     from .contrib.check import diff as diff
     from .contrib.explain import Explanation as Explanation
     from .contrib.explain import explain_file as explain_file
+    from .contrib.finishing import Operations as Operations
     from .contrib.gate import Gate as Gate
     from .contrib.gate import Limits as Limits
     from .contrib.gate import Reading as Reading
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
-    from .finishing import Operations as Operations
     from .hardware import Fleet as Fleet
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds

@@ -215,11 +215,11 @@ def presets(
     as_json: JsonFlag = False,
 ) -> None:
     """List the configurations and published models that come with Meshwright, or print one as TOML."""
-    from meshwright.config import commented_toml, load_config, preset_about, preset_names, published_ids
+    from meshwright.config import commented_toml, load_config, model_room, preset_about, preset_names
 
     if name is None:
         listed = [_preset_fields(load_config(preset)) for preset in preset_names()]
-        models = [{**_preset_fields(load_config(each)), "id": each} for each in published_ids()]
+        models = [{**_preset_fields(load_config(each)), "id": each} for each in model_room().published_ids()]
         facts = {"schema": PRESETS_SCHEMA, "presets": listed, "models": models}
         answer(as_json, facts, lambda: (*_presets_page(listed), _models_page(models)))
         return

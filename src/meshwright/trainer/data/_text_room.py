@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from meshwright.errors import InputError
-from meshwright.registry import load_registered, registered_names
+from meshwright.registry import load_registered
 
 GROUP, NAME = "meshwright.data", "texts"
 BYTES = "bytes"
@@ -31,11 +31,6 @@ def text_room() -> Any:
     Raises:
         InputError: the installed package names none.
     """
-    if NAME not in registered_names(GROUP):
-        raise InputError(
-            f"nothing installed reads texts: no entry point {NAME!r} of {GROUP!r}",
-            hint="the installed package is older than these sources: install Meshwright again",
-        )
     return load_registered(GROUP, NAME)
 
 

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
@@ -32,7 +32,7 @@ HISTORY = re.compile(r"\s*(\d{1,9})\s+in\s+(\d{1,12}(?:\.\d+)?)\s*(?:node-days?|
 @cache
 def failures() -> Mapping[str, Any]:
     """Return failures.toml: published rates of faults, and times and costs of recovery."""
-    return tomllib.loads(files("meshwright.finishing").joinpath("failures.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("failures.toml").read_text("utf-8"))
 
 
 def published(group: str, without: Collection[str] = ()) -> list[float]:

@@ -25,11 +25,10 @@ from typing import Any
 
 import typer
 
+from meshwright.cli import JsonFlag, answer, phases, table
 from meshwright.extras import how_to_install
 from meshwright.plugins import has_nvidia_gpu
 from meshwright.subprocesses import own_python, working_folder
-
-from ._console import JsonFlag, answer, phases, table
 
 SCHEMA = 1
 TIME_LIMIT_SECONDS = 180

@@ -2,7 +2,7 @@
 
 `published_models.toml` has for each id the keys that change parameters or arithmetic, the public pages from
 which they were read, and the day. A key that it leaves out has the value that `transformers` takes for it.
-Used by: `_load`, which makes a run of them.
+Used by: `_named_models`, which makes a run of them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ def published_config(name: str) -> dict[str, Any]:
     return {key: None if value == "none" else value for key, value in kept.items()}
 
 
-def published_about(name: str) -> str:
-    """Return the page of a published model, and from where and when its values were read."""
+def published_about(text: str) -> str | None:
+    """Return the page of a published model, and from where and when its values were read; None without one.
+
+    Args:
+        text: as for `published_id`.
+    """
+    if (name := published_id(text)) is None:
+        return None
     entry = _entries()[name]
     sources = "\n".join(entry["sources"])
     return f"https://huggingface.co/{name}\nValues read on {entry['day']} from\n{sources}"

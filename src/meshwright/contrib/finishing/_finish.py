@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.errors import InputError
 from meshwright.predict import Interval
@@ -34,6 +34,9 @@ from ._failures import (
     work_again,
 )
 from ._own_history import OwnHistory
+
+if TYPE_CHECKING:
+    from meshwright.results import Weighing
 
 DRAWS = 2000
 DAY = 86400.0
@@ -110,6 +113,16 @@ class Operations:
             return date.fromisoformat(self.start)
         except (ValueError, TypeError) as wrong:
             raise InputError(f"start {self.start!r} is no date", hint="write 2026-12-01") from wrong
+
+    def finish_of(self, weighing: Weighing) -> Finish | None:
+        """Return when the run of a weighing is finished; None if its steps or their time are not known."""
+        from ._workload import workload_of
+
+        if weighing.prediction is None or weighing.num_steps is None:
+            return None
+        compiled = weighing.compiled if weighing.is_compiled else None
+        fleet, config = weighing.fleet, weighing.config
+        return finish_of(workload_of(weighing.prediction, weighing.num_steps, fleet, compiled, config), self)
 
     @property
     def rate(self) -> FaultRate:

@@ -3,7 +3,7 @@
 The run's own step seconds, evaluations, checkpoints and restarts replace what was predicted or published, and
 its own faults update the rate of faults. The estimate goes to run.json, metrics.jsonl, the page, and, once in
 half an hour, to the log.
-Imports: `finishing`, `kept_records`, `predict`, `results`; `trainer.loop` late. Used by: `_train`.
+Imports: `kept_records`, `predict`, `results`; `trainer.loop` late. Used by: `train`, by the entry point.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from meshwright.finishing import Finish, Operations, OwnHistory, Range, finish_of, workload_of
 from meshwright.kept_records import KeptRun
 from meshwright.predict import Interval
 from meshwright.results import Weighing
 
+from ._finish import Finish, Operations, Range, finish_of
+from ._own_history import OwnHistory
+from ._workload import workload_of
+
 if TYPE_CHECKING:
-    from meshwright.finishing import Workload
     from meshwright.trainer.loop import Event, StepDone
+
+    from ._finish import Workload
 
 LEAST_SECONDS = 3600.0  # left of a run: of a shorter one the log says the time that is left, and no day
 EVERY_SECONDS = 1800.0  # between two lines of the log

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.config import FAMILIES, TransformerModel, load_config, published_config, text_reading
+from meshwright.config import TransformerModel, load_config, text_reading
+from meshwright.contrib.hub import FAMILIES, published_config
 from meshwright.errors import InputError
 
 # Sizes as published with the models, and the parameters that their pages count.
@@ -618,7 +619,7 @@ def test_a_family_names_what_there_is_and_stands_on_its_page(name):
     assert {*family.by_head, *family.shaped} <= set(family.weights)
     assert family.windows in ("none", "all", "by layer")
     assert family.unturned in ("none", "global", "by layer")
-    page = Path(__file__).parents[2] / "docs/how-to/huggingface.md"
+    page = Path(__file__).parents[3] / "docs/how-to/huggingface.md"
     assert f"`{name}`" in page.read_text()
 
 

@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+from meshwright.api import weigh_unkept
 from meshwright.config import Layout, Overrides, RunConfig, override_pairs
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.kept_records import keep_weighing
 from meshwright.programs import fleet_of
 from meshwright.results import Largest, Phase, Weighing, ignore
-
-from ._weigh import weigh_unkept
 
 Quantity = Literal["sequence_length", "batch"]
 UNIT_TOKENS = 128  # a length is a multiple of it, and of the axes that split a sequence

@@ -11,11 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.config import TransformerModel, is_table
 from meshwright.errors import InputError
 
 from ._families import FAMILIES
-from ._section import is_table
-from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
 

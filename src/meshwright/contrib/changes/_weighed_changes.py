@@ -1,7 +1,7 @@
 """Compile changes to a step that does not fit or could be faster, and compare each with the step.
 
-Imports: `_weigh`, and `planning`, which suggests changes that save memory. Used by: `cli`, and users as
-`mw.explain`.
+`planning` suggests those that save memory. Used by: users as `mw.explain` and `meshwright weigh --explain`;
+`contrib.causes`, for the cures of causes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from meshwright.api import weigh_unkept
 from meshwright.compiler import TARGET_COMPILER, warm_workers
 from meshwright.config import NAMED_REMAT, POLICIES, Layout, block_policies, check_layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
 from meshwright.planning import Suggestion, suggestions
 from meshwright.results import Change, Changes, Phase, Weighing, ignore
-
-from ._weigh import weigh_unkept
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
 FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")

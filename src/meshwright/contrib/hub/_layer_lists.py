@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.config import LayerKind, TransformerModel, pattern_of
+
 from ._families import FAMILIES, Family
-from ._layer_kinds import LayerKind, pattern_of
 from ._rotary_keys import not_understood
-from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
 

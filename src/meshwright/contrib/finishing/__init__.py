@@ -1,7 +1,8 @@
 """Say when a run is finished: its steps, evaluations, checkpoints, start, and the faults that stop it.
 
-Imports: `predict`, `compiler` (its record only), `config`, `hardware`, `errors`, `units`. No jax, no clock.
-Used by: `results`, `programs`, `api`. What is published of faults: failures.toml.
+Imports: `predict`, `compiler` (its record only), `config`, `hardware`, `errors`, `units`. No jax; a clock and
+`trainer.loop` only in `_live_finish`. Used by: `programs` and `api`, by entry points. failures.toml has what
+is published of faults.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # imported on first use: most weighings ask for no day
     from ._finish import Workload as Workload
     from ._finish import best_period as best_period
     from ._finish import finish_of as finish_of
+    from ._live_finish import LiveFinish as LiveFinish
     from ._own_history import OwnHistory as OwnHistory
     from ._workload import workload_of as workload_of
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from meshwright.contrib.torch_eager import MAIN, Queue
 from meshwright.hardware import Fleet
 from meshwright.ledger import Message
-from meshwright.predict import MAIN, Queue, machine_of
+from meshwright.predict import machine_of
 
 BESIDE = 1
 GAP = 1.5e-6  # between two kernels of a stream

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 ACTIVATIONS = {
@@ -111,7 +111,7 @@ _MERGED = ("keys", "fixed", "defaults", "weights")
 
 def _read() -> dict[str, Family]:
     """Return the families by `model_type`, each with what it takes from the one that it is like."""
-    declared = tomllib.loads(files("meshwright.config").joinpath("families.toml").read_text("utf-8"))
+    declared = tomllib.loads(Path(__file__).with_name("families.toml").read_text("utf-8"))
     whole: dict[str, dict[str, Any]] = {}
     for name, table in declared.items():
         whole[name] = _joined(whole[table["like"]], table) if "like" in table else dict(table)

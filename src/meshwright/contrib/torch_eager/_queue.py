@@ -13,11 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.ledger import Message
-
-from ._kernel_prices import Transfer, transfer_of
-from ._rate_files import runs
-from ._rates import Machine, names_of
-from ._walk import LAUNCH, WAIT, Event, Walked
+from meshwright.predict import LAUNCH, WAIT, Event, Machine, Transfer, Walked, names_of, runs, transfer_of
 
 MAIN = 0  # the stream of the step
 

@@ -10,14 +10,13 @@ began, in sequences of at most 8192 tokens; AdamW; parameters sharded over all d
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from meshwright.config import TransformerModel, is_table, near_divisors
 from meshwright.errors import InputError
 
 from ._families import ACTIVATIONS, ALWAYS_FALSE, BESIDE, FAMILIES, OF_TRAINING, Family
@@ -32,8 +31,6 @@ from ._rotary_keys import (
     rotary_json,
     shortened,
 )
-from ._section import is_table, near_divisors
-from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
 
@@ -51,11 +48,6 @@ NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that
 _OFF: list[Any] = [False, {}]
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
-
-
-def is_huggingface(tree: object) -> bool:
-    """Return whether a JSON object is the configuration of a Hugging Face model."""
-    return is_table(tree) and isinstance(tree.get("model_type"), str)
 
 
 def family_of(tree: Tree) -> str | None:
@@ -302,7 +294,7 @@ def huggingface_of_model(model: TransformerModel, longest: int) -> dict[str, Any
     Raises:
         InputError: no family has it.
 
-    >>> from ._load import load_config
+    >>> from meshwright.config import load_config
     >>> made = huggingface_of_model(load_config("llama3-8b").model, 8192)
     >>> made["model_type"], made["num_hidden_layers"], made["rope_parameters"]["rope_theta"]
     ('llama', 32, 500000.0)
@@ -558,25 +550,6 @@ def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str
             raise _lacks(given["model_type"], " or ".join((theirs, *others)), where)
     if "num_experts" in family.keys and "moe_intermediate_size" in given:
         unread.discard("intermediate_size")
-
-
-def cached_config(name: str) -> Path | None:
-    """Return the `config.json` of "organisation/model" in the local Hugging Face cache, or None.
-
-    The cache is at `HF_HUB_CACHE`, or below `HF_HOME`, or in the user's cache folder, as `huggingface_hub`
-    has it. Nothing is downloaded.
-    """
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
-    )
-    root = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
-    folder = root / f"models--{name.replace('/', '--')}"
-    try:
-        revision = (folder / "refs/main").read_text().strip()
-    except (OSError, ValueError):
-        return None
-    path = folder / "snapshots" / revision / "config.json"
-    return path if path.is_file() else None
 
 
 READERS: tuple[Callable[..., None], ...] = (

@@ -4,14 +4,8 @@ import re
 
 import pytest
 
-from meshwright.config import (
-    load_config,
-    preset_about,
-    preset_names,
-    published_config,
-    published_id,
-    published_ids,
-)
+from meshwright.config import load_config, preset_about, preset_names
+from meshwright.contrib.hub import published_config, published_id, published_ids
 from meshwright.errors import InputError
 
 # Parameters as the models' pages or reports state them, to the digits that they give.
