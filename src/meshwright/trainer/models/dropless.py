@@ -126,20 +126,22 @@ def dropless(
     most = tokens.shape[0] * min(weights.shape[1], run.own)  # rows of this device that another may be sent
     first = weights.size if run.parts == 1 else min(most, math.ceil(sent_rows(fair)))
     later = math.ceil(LATER * first)
-    rest: Array | float = 0.0
+    how = run.grouping(weights.size * run.senders // run.parts)
     if first < most and run.parts > 1:
         fullest = jnp.max(order.counts.reshape(-1, run.own).sum(axis=1))
         exchanging = run.context.expert_axes + ("tensor",) * is_split("tensor", run.context)
         left = jnp.maximum(jax.lax.pmax(fullest, exchanging) - first, 0)
 
         def one_of_rest(i: Array, tokens: Array, weights: Array, matrices: Matrices, order: Order) -> Array:
-            how = run.grouping(run.senders * later)
-            return _round(tokens, weights, matrices, order, first + i * later, later, how, run)
+            of_rest = run.grouping(run.senders * later)
+            return _round(tokens, weights, matrices, order, first + i * later, later, of_rest, run)
 
-        arrays = (tokens, weights, matrices)
-        tokens, weights, matrices, rest = _with_rest(one_of_rest, (left + later - 1) // later, order, *arrays)
-    how = run.grouping(weights.size * run.senders // run.parts)
-    return _round(tokens, weights, matrices, order, jnp.int32(0), first, how, run) + rest
+        def one_of_first(tokens: Array, weights: Array, matrices: Matrices) -> Array:
+            return _round(tokens, weights, matrices, order, jnp.int32(0), first, how, run)
+
+        num_rounds = (left + later - 1) // later
+        return _with_rest(one_of_first, one_of_rest, num_rounds, order, (tokens, weights, matrices))
+    return _round(tokens, weights, matrices, order, jnp.int32(0), first, how, run)
 
 
 def _on_its_own(tokens: Array, weights: Array, matrices: Matrices, order: Order, run: Run) -> Array:
@@ -205,31 +207,23 @@ def _grouped(
 
 
 def _with_rest(
+    first: Callable[..., Array],
     one: Callable[..., Array],
     num_rounds: Array,
     order: Order,
-    tokens: Array,
-    weights: Array,
-    matrices: Matrices,
-) -> tuple[Array, Array, Matrices, Array]:
-    """Return tokens, weights and matrices as they are, and the sum of `one(i, ...)` over all rounds.
+    arrays: tuple[Array, Array, Matrices],
+) -> Array:
+    """Return `first(*arrays)` and the sum of `one(i, *arrays, order)` over all rounds that follow.
 
-    The gradients of the first round, which uses what is returned, are added to where they lie.
+    The rounds are added where the first one's result lies, and their gradients where its gradients lie. So
+    each loop follows the first round, whose messages can be hidden behind its products.
     """
 
     @jax.custom_vjp
     def use(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, ...]:
-        def add(state: tuple[Array, Array]) -> tuple[Array, Array]:
-            i, total = state
-            return i + 1, total + one(i, *arrays, order)
-
-        with jax.named_scope("expected_0_trips"):
-            start = jnp.int32(0), jnp.zeros_like(arrays[0])
-            _, total = jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)
-        return *arrays, total
-
-    def forward(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, Any]:
-        return use(order, num_rounds, *arrays), (order, num_rounds, arrays)
+        return *arrays, jnp.zeros_like(
+            arrays[0]
+        )  # the last stands for the sum, whose gradient it brings here
 
     def backward(saved: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
         order, num_rounds, arrays = saved
@@ -245,5 +239,20 @@ def _with_rest(
             _, sums = jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)
         return None, None, *sums
 
-    use.defvjp(forward, backward)
-    return use(order, num_rounds, tokens, weights, matrices)
+    use.defvjp(lambda order, num, *arrays: (use(order, num, *arrays), (order, num, arrays)), backward)
+
+    @jax.custom_vjp
+    def add_rest(out: Array, stand_in: Array, order: Order, num_rounds: Array, arrays: Any) -> Array:
+        del stand_in
+
+        def add(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            i, total = state
+            return i + 1, total + one(i, *arrays, order)
+
+        with jax.named_scope("expected_0_trips"):
+            start = jnp.int32(0), out
+            return jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)[1]
+
+    add_rest.defvjp(lambda *given: (add_rest(*given), None), lambda _, g: (g, g, None, None, None))
+    *arrays, stand_in = use(order, num_rounds, *arrays)
+    return add_rest(first(*arrays), stand_in, order, num_rounds, jax.lax.stop_gradient(arrays))
