@@ -1,4 +1,4 @@
-"""Reach what makes token ids of texts: a room outside the core, which an entry point names.
+"""Reach what reads files of texts and tokens: a room outside the core, which an entry point names.
 
 Bytes as token ids need none of it.
 """
@@ -22,11 +22,10 @@ OnProgress = Callable[[int, int], None]
 
 
 def text_room() -> Any:
-    """Return the room that makes token ids of texts, as a module.
+    """Return the room that reads files of texts and of tokens, as a module.
 
-    It has `tokenize`, `tokens_of_texts` and `text_paths` for texts, `open_instructions` for conversations,
-    `open_tokenizer` and `tokenizer_path` for the tokenizers of models, and `own_data`, which finds out what
-    somebody's data are.
+    It has `open_tokens` and `files_of` for the data of a run, `own_data`, which finds out what somebody's
+    data are, and `open_tokenizer` and `tokenizer_path` for the tokenizers of models.
 
     Raises:
         InputError: the installed package names none.
