@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.contrib.texts import cycle_counts
 from meshwright.errors import InputError
 from meshwright.trainer.data import MixedWindows, TokenWindows, data_identity, identity_difference, open_data
 from meshwright.trainer.data import _mixture as mixture
@@ -56,7 +55,7 @@ def test_each_sequence_is_of_one_source_and_the_shares_are_the_weights(tmp_path:
 
 
 def test_the_shares_of_a_whole_cycle_are_exact():
-    counts = cycle_counts("m", [1, 1, 1])
+    counts = mixture.cycle_counts("m", [1, 1, 1])
     assert sum(counts) == mixture.CYCLE
     assert max(counts) - min(counts) == 1
     sources, ranks = mixture._cycle(3, counts, 0, "train")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # imported on first use: the command's help needs none of the
     from ._metadata import TokenFileMetadata as TokenFileMetadata
     from ._metadata import metadata_path as metadata_path
     from ._metadata import read_metadata as read_metadata
-    from ._mixture_file import cycle_counts as cycle_counts
     from ._own import own_data as own_data
     from ._texts import fragments_in as fragments_in
     from ._texts import open_tokenizer as open_tokenizer

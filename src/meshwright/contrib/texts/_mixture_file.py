@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from meshwright.config import MixtureData, TokenFileData
 from meshwright.errors import InputError, nearest_name
 from meshwright.files import read_toml, reason
-from meshwright.trainer.data import BYTES, CYCLE, TokenWindows
+from meshwright.trainer.data import BYTES, TokenWindows
 
 MOST_WEIGHT = 1e18  # so that their sum is a number
 _KEYS = ("path", "weight", "format", "dtype")
@@ -84,27 +83,6 @@ def _source(where: str, table: Any, mixture: MixtureData) -> WeightedSource:
         words = " ".join([*map(str, first["loc"]), first["msg"]])
         raise InputError(f"{where}: {words}", hint="correct this source's table") from wrong
     return WeightedSource(data=data, weight=float(weight))
-
-
-def cycle_counts(name: str, weights: Sequence[float]) -> tuple[int, ...]:
-    """Return how many of a cycle's sequences each source has; they sum to `CYCLE`.
-
-    Raises:
-        InputError: a source would have none.
-    """
-    exact = [weight / sum(weights) * CYCLE for weight in weights]
-    counts = [math.floor(each) for each in exact]
-    by_rest = sorted(range(len(exact)), key=lambda each: (counts[each] - exact[each], each))
-    for each in by_rest[: CYCLE - sum(counts)]:
-        counts[each] += 1
-    if 0 in counts:
-        number = counts.index(0)
-        raise InputError(
-            f"{name}: source {number + 1} has weight {weights[number]:g} of {sum(weights):g}, less than one "
-            f"sequence of {CYCLE}",
-            hint="raise its weight, or leave it out",
-        )
-    return tuple(counts)
 
 
 def seed_of(seed: int, number: int) -> int:

@@ -27,8 +27,8 @@ from ._images import LabelledImages as LabelledImages
 from ._images import idx_parts as idx_parts
 from ._images import write_images as write_images
 from ._images import write_sample_images as write_sample_images
-from ._mixture import CYCLE as CYCLE
 from ._mixture import MixedWindows as MixedWindows
+from ._mixture import cycle_counts as cycle_counts
 from ._order import ALL as ALL
 from ._order import Dataset as Dataset
 from ._order import LineRows as LineRows

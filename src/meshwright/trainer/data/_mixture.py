@@ -9,15 +9,39 @@ k-th place of a source takes the k-th window of that source's own order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from meshwright.errors import InputError
 
 from ._order import ALL, Rows, Split, windows_at
 from ._tokens import SourceEpochs, TokenWindows, entropy_nats
 
 CYCLE = 1 << 16
+
+
+def cycle_counts(name: str, weights: Sequence[float]) -> tuple[int, ...]:
+    """Return how many of a cycle's sequences each source has; they sum to `CYCLE`.
+
+    Raises:
+        InputError: a source would have none.
+    """
+    exact = [weight / sum(weights) * CYCLE for weight in weights]
+    counts = [math.floor(each) for each in exact]
+    by_rest = sorted(range(len(exact)), key=lambda each: (counts[each] - exact[each], each))
+    for each in by_rest[: CYCLE - sum(counts)]:
+        counts[each] += 1
+    if 0 in counts:
+        number = counts.index(0)
+        raise InputError(
+            f"{name}: source {number + 1} has weight {weights[number]:g} of {sum(weights):g}, less than one "
+            f"sequence of {CYCLE}",
+            hint="raise its weight, or leave it out",
+        )
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
