@@ -4,10 +4,10 @@ The rows of an expert are multiplied in tiles, the last of them in part. So each
 product of all rows needs 2 x rows x inputs x outputs FLOPs and no row is dropped. `lax.ragged_dot` has the
 same result, but XLA multiplies every row with every matrix on GPUs.
 
-On NVIDIA GPUs these are kernels of our own, in Pallas (Triton). The rows of an expert follow those of the one
-before it (`packed`): a tile begins at any row, and stores those of its rows that belong to its expert. Tiles
-beyond the last row are skipped. Elsewhere, and where a width has no factor of 16, a loop over all tiles
-computes the same. There each expert begins at a tile, and rows that fill nothing are zeros.
+On NVIDIA GPUs since Ampere these are kernels of our own, in Pallas (Triton). The rows of an expert follow
+those of the one before it (`packed`): a tile begins at any row, and stores those of its rows that belong to
+its expert. Tiles beyond the last row are skipped. Elsewhere, and where a width has no factor of 16, a loop
+over all tiles computes the same. There each expert begins at a tile, and rows that fill nothing are zeros.
 
 Three products are needed, where E is a tile's expert:
     forward            y[tile]  = x[tile] W[E]
@@ -31,6 +31,7 @@ from .eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
 
 LEAST_ROWS = 16  # of a tile: a GPU's matrix unit takes no fewer
 LEAST_WIDTH = 16  # a factor of each side of a matrix that the kernels take
+OLDEST = (8, 0)  # the first compute capability, Ampere's, for which Triton compiles
 
 
 class Tiles(NamedTuple):
@@ -302,10 +303,11 @@ def grouping_for(
 ) -> Grouping:  # fmt: skip
     """Return how to multiply `rows` rows of `experts` experts with matrices of these sides on a platform.
 
-    On NVIDIA's GPUs kernels do, if both sides have a factor of `LEAST_WIDTH`. The rows of experts with biases
-    begin at tiles, since a bias is added to whole tiles.
+    On NVIDIA's GPUs since Ampere kernels do, if both sides have a factor of `LEAST_WIDTH`. The rows of
+    experts with biases begin at tiles, since a bias is added to whole tiles.
     """
-    takes_kernels = platform == "cuda" and all(side % LEAST_WIDTH == 0 for side in sides)
+    is_taken = capability >= OLDEST and all(side % LEAST_WIDTH == 0 for side in sides)
+    takes_kernels = platform == "cuda" and is_taken
     by_kernel = capability if takes_kernels else None
     return Grouping(
         tile=tile_rows(rows, experts),
