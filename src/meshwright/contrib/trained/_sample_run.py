@@ -20,12 +20,12 @@ from meshwright.config import (
     TokenFileData,
     TransformerModel,
 )
-from meshwright.contrib.texts import open_tokenizer, read_metadata, tokenizer_path
+from meshwright.contrib.texts import Tokenizer, open_tokenizer, read_metadata, tokenizer_path
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Rejected, checkpoint_of, restore
-from meshwright.trainer.data import ByteTokenizer, Tokenizer
+from meshwright.trainer.data import ByteTokenizer
 from meshwright.trainer.loop import config_of, devices_of, local_fleet, sample_tokens
 from meshwright.trainer.step import build_step, whole_parameters
 

@@ -41,7 +41,6 @@ from ._text_room import BYTES as BYTES
 from ._text_room import NUM_BYTES as NUM_BYTES
 from ._text_room import ByteTokenizer as ByteTokenizer
 from ._text_room import OnProgress as OnProgress
-from ._text_room import Tokenizer as Tokenizer
 from ._text_room import text_room as text_room
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import SourceEpochs as SourceEpochs
