@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .contrib.runs import compare as compare
     from .contrib.runs import runs as runs
     from .contrib.scripts import script as script
+    from .contrib.sharding_words import sharding_errors as sharding_errors
     from .contrib.sweeps import Sweep as Sweep
     from .contrib.sweeps import SweepRun as SweepRun
     from .contrib.sweeps._sweep import sweep as sweep
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from .results import Weighing as Weighing
     from .sharding import abstract as abstract
     from .sharding import place as place
-    from .sharding import sharding_errors as sharding_errors
 
 
 def _quiet_jax_plugins() -> None:

@@ -4,7 +4,7 @@ The core asks for a group by its name and imports no such room. Groups: `meshwri
 program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs;
 `meshwright.listeners`, what gets a run's events; `meshwright.data`, what reads texts; `meshwright.models`,
 what reads models of others; `meshwright.finishing`, what says when a run is finished;
-`meshwright.changes`, searches around a weighing.
+`meshwright.changes`, searches around a weighing; `meshwright.errors`, words for errors of JAX.
 
 Imports: `errors`. Used by: `config`, `programs`, `trainer`, `api`, `cli`.
 """

@@ -70,10 +70,10 @@ PANELS = {
         "data": ("contrib.texts._data_commands", ""),  # a group, as `runs`
     },
     LOOK: {
-        "presets": ("cli._catalog", "presets llama3-8b"),
-        "init": ("cli._catalog", "init mine.toml --from bytes-10m"),
-        "fleets": ("cli._catalog", "fleets H100"),
-        "formats": ("cli._catalog", "formats --json"),
+        "presets": ("contrib.catalog._catalog_commands", "presets llama3-8b"),
+        "init": ("contrib.catalog._catalog_commands", "init mine.toml --from bytes-10m"),
+        "fleets": ("contrib.catalog._catalog_commands", "fleets H100"),
+        "formats": ("contrib.catalog._catalog_commands", "formats --json"),
         "doctor": ("contrib.doctor._doctor_commands", "doctor --json"),
     },
 }

@@ -12,7 +12,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._expert_rows import TILE_ROWS as TILE_ROWS
     from ._expert_rows import sent_rows as sent_rows
     from ._key_texts import texts_of as texts_of
-    from ._layer_keys import StateKeys as StateKeys
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
@@ -62,6 +61,8 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import TARGETS as TARGETS
     from ._lora import LoraConfig as LoraConfig
+    from ._model_kind import ModelKind as ModelKind
+    from ._model_kind import ModelSizes as ModelSizes
     from ._models import CruncherModel as CruncherModel
     from ._models import LeNetModel as LeNetModel
     from ._models import LinearModel as LinearModel
@@ -101,14 +102,13 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_config import TokenFileData as TokenFileData
     from ._run_config import TokenFormat as TokenFormat
     from ._run_config import holds_nothing as holds_nothing
-    from ._section import ModelKind as ModelKind
-    from ._section import ModelSizes as ModelSizes
     from ._section import Problem as Problem
     from ._section import input_error as input_error
     from ._section import is_table as is_table
     from ._section import near_divisors as near_divisors
     from ._section import near_multiples as near_multiples
     from ._section import or_list as or_list
+    from ._state_keys import StateKeys as StateKeys
     from ._transformer import TransformerModel as TransformerModel
     from ._transformer import block_policies as block_policies
 

@@ -20,11 +20,12 @@ from meshwright.config import (
     TokenFileData,
     TransformerModel,
 )
+from meshwright.contrib.texts import Tokenizer, open_tokenizer, read_metadata, tokenizer_path
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Rejected, checkpoint_of, restore
-from meshwright.trainer.data import ByteTokenizer, Tokenizer, read_metadata, text_room
+from meshwright.trainer.data import ByteTokenizer
 from meshwright.trainer.loop import config_of, devices_of, local_fleet, sample_tokens
 from meshwright.trainer.step import build_step, whole_parameters
 
@@ -119,11 +120,11 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
     if name is None and isinstance(data, InstructionData | TextData):
-        name = text_room().tokenizer_path(data.tokenizer)
+        name = tokenizer_path(data.tokenizer)
     path = Path(data.path) if isinstance(data, TokenFileData | MixtureData) else None
     metadata = None if path is None else read_metadata(path)
     if name is not None:
-        tokenizer: Tokenizer = text_room().open_tokenizer(name)
+        tokenizer: Tokenizer = open_tokenizer(name)
         if path is not None and metadata is not None and metadata.tokenizer_sha256 != tokenizer.sha256:
             raise InputError(
                 f"the run's tokens were made with {metadata.tokenizer}, and {tokenizer.name} is another one",

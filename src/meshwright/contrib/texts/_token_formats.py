@@ -28,8 +28,8 @@ import numpy as np
 from meshwright.config import TYPED_FORMATS, TokenFormat
 from meshwright.errors import InputError
 from meshwright.files import read_text, reason
+from meshwright.trainer.data import DocumentEnds, JoinedEnds, TokenFile, TokenFiles
 
-from ._data_files import DocumentEnds, JoinedEnds, TokenFile, TokenFiles
 from ._metadata import metadata_path, read_metadata
 from ._widths import shown_dtype
 

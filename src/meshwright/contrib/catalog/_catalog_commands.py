@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.cli import JsonFlag, answer, print_json, say, table
 from meshwright.errors import InputError, nearest_name
 from meshwright.units import format_bytes, format_count, format_rate
-
-from ._console import JsonFlag, answer, print_json, table
 
 if TYPE_CHECKING:
     from meshwright.config import RunConfig
@@ -227,7 +226,7 @@ def presets(
     if as_json:
         print_json({"schema": PRESETS_SCHEMA, **config.model_dump(mode="json")})
     else:
-        print(commented_toml(config, about=f"{name}: {preset_about(name)}"), end="")
+        say(commented_toml(config, about=f"{name}: {preset_about(name)}").rstrip("\n"))
 
 
 def _preset_fields(config: RunConfig) -> dict[str, Any]:
@@ -302,4 +301,4 @@ def init(
     if as_json:
         print_json({"schema": PRESETS_SCHEMA, "file": str(path), "preset": preset})
     else:
-        print(f"{path}, from {preset}. Next:\n{commands}")
+        say(f"{path}, from {preset}. Next:\n{commands}")
