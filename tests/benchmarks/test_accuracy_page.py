@@ -62,6 +62,14 @@ def test_a_group_has_its_own_line_and_small_ones_share_one(record):
     assert "| 1 | the step could not be compiled |" in text
 
 
+def test_the_page_says_at_which_commits_programs_were_compiled(record):
+    assert "Our programs were compiled" not in page(record, "today.toml")
+    for each in record["row"][:2]:
+        each["compiled_at"] = "0123456789ab"
+    text = page(record, "today.toml")
+    assert "Our programs were compiled: 11 where it is not known, 2 at `0123456`." in text
+
+
 def test_the_first_figures_leave_each_source_out_of_the_fit(record):
     lines = page(record, "today.toml").splitlines()
     blind = next(line for line in lines if line.startswith("| fitted | 13 | each source left out"))
