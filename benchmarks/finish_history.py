@@ -12,7 +12,7 @@ from typing import Any
 
 from _record import ROOT, write_record
 
-from meshwright.finishing import Operations, Range, Workload, finish_of
+from meshwright.contrib.finishing import Operations, Range, Workload, finish_of
 from meshwright.predict import Interval
 
 RUNS = ROOT / "benchmarks/finish_runs.toml"

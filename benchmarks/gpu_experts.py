@@ -30,7 +30,6 @@ from meshwright.trainer.models.grouped_products import (
     by_matrix,
     grouping_for,
     of_matrices,
-    tiles_for,
     tiles_of,
 )
 
@@ -74,14 +73,8 @@ def ours(name: str, capability: tuple[int, int], gathered: bool) -> dict[str, An
     """Measure our kernels at one size."""
     experts, inputs, outputs, rows = SHAPES[name]
     how = grouping_for(rows, experts, (inputs, outputs), "cuda", capability)
-    num_tiles = tiles_for(rows, experts, how.tile)
-    tiles = tiles_of(jnp.array(counts_of(experts, rows)), num_tiles, how.tile)
-    filled = np.zeros((num_tiles * how.tile, 1), bool)
-    for first, count in zip(np.asarray(tiles.start) * how.tile, counts_of(experts, rows), strict=False):
-        filled[first : first + count] = True
-    x, gradient = (
-        jnp.where(filled, normal(i, filled.size, width), 0) for i, width in enumerate((inputs, outputs))
-    )
+    tiles = tiles_of(jnp.array(counts_of(experts, rows)), rows, how)
+    x, gradient = (normal(i, rows, width) for i, width in enumerate((inputs, outputs)))
     axes = Axes(1, 0) if gathered else Axes(0, 1)
     sizes = [experts] * 3
     sizes[axes.summed], sizes[axes.left] = inputs, outputs
@@ -99,11 +92,11 @@ def ours(name: str, capability: tuple[int, int], gathered: bool) -> dict[str, An
         "shape": name,
         "gathered": gathered,
         "tile": how.tile,
-        "executed_rows": how.executed,
+        "executed_rows": how.executed(how.tile),
     }
     row |= {"experts": experts, "inputs": inputs, "outputs": outputs, "rows": rows}
     flops = 2 * rows * inputs * outputs
-    row["distance"] = distance(x, matrices, gradient, tiles, how, axes)
+    row["distance"] = distance(x, matrices, gradient, how, axes)
     for kind, product in products.items():
         row[kind] = flops / seconds_of(jax.jit(product), x, matrices, gradient, tiles)
     narrow = [a.astype(FORWARD) for a in (x, matrices, gradient)]
@@ -112,21 +105,25 @@ def ours(name: str, capability: tuple[int, int], gathered: bool) -> dict[str, An
     return row
 
 
-def distance(
-    x: jax.Array, matrices: jax.Array, gradient: jax.Array, tiles: Tiles, how: Grouping, axes: Axes
-) -> float:
+def distance(x: jax.Array, matrices: jax.Array, gradient: jax.Array, how: Grouping, axes: Axes) -> float:
     """Return the largest distance of our kernels from the loop over tiles, over the largest number."""
+    counts = jnp.array(counts_of(how.experts, x.shape[0]))
 
     def all_three(how: Grouping) -> list[jax.Array]:
-        return jax.jit(
-            lambda x, m, g, t: [
-                by_matrix(x, m, t, how, axes, x.dtype),
-                by_matrix(g, m, t, how, axes.transposed, x.dtype),
-                of_matrices(x, g, t, how, axes, jnp.float32),
-            ]
-        )(x, matrices, gradient, tiles)
+        tiles = tiles_of(counts, x.shape[0], how)
+        ends = zip(tiles.first.tolist(), tiles.last.tolist(), strict=True)
+        places = np.concatenate([np.arange(*pair) for pair in ends])
 
-    pairs = zip(all_three(how), all_three(dataclasses.replace(how, by_kernel=None)), strict=True)
+        def run(x: jax.Array, m: jax.Array, g: jax.Array, t: Tiles) -> list[jax.Array]:
+            x, g = (jnp.zeros((how.num_slots(len(a)), a.shape[1]), a.dtype).at[places].set(a) for a in (x, g))
+            y = by_matrix(x, m, t, how, axes, x.dtype)
+            d_x = by_matrix(g, m, t, how, axes.transposed, x.dtype)
+            return [y[places], d_x[places], of_matrices(x, g, t, how, axes, jnp.float32)]
+
+        return jax.jit(run)(x, matrices, gradient, tiles)
+
+    loop = dataclasses.replace(how, by_kernel=None, packed=False)
+    pairs = zip(all_three(how), all_three(loop), strict=True)
     return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
 
 

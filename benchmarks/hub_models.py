@@ -29,7 +29,7 @@ from _weighed_alone import weighed_alone
 from families_weighed import section_of
 
 import meshwright as mw
-from meshwright.config import huggingface_model, published_config, refusal_of
+from meshwright.contrib.hub import huggingface_model, published_config, refusal_of
 from meshwright.errors import MeshwrightError
 
 MODELS = Path(__file__).with_name("hub_models.toml")

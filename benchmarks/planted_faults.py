@@ -79,7 +79,7 @@ FAULTS = (
         "config/test_layout.py",
     ),
     fault(
-        "trainer/data/_token_formats.py",
+        "contrib/texts/_token_formats.py",
         "if count < 1 or num_bytes != wanted:",
         "if count < 1:",
         "data/test_formats.py",

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 import meshwright as mw
-from meshwright.api import _explain
+from meshwright.contrib.changes import _weighed_changes as _explain
 from meshwright.errors import CompileError
 from meshwright.hardware import Link
 from meshwright.planning import Suggestion

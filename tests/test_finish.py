@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import meshwright as mw
-from meshwright.finishing import workload_of
+from meshwright.contrib.finishing import workload_of
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from datetime import date, datetime
 
 import pytest
 
+from meshwright.contrib.finishing import Operations, OwnHistory, Workload, best_period, failures, finish_of
+from meshwright.contrib.finishing._failures import FaultRate, LogNormal, faults_by_chance, work_again
 from meshwright.errors import InputError
-from meshwright.finishing import Operations, OwnHistory, Workload, best_period, failures, finish_of
-from meshwright.finishing._failures import FaultRate, LogNormal, faults_by_chance, work_again
 from meshwright.predict import Interval
 
 DAY = 86400

@@ -9,7 +9,8 @@ import json
 
 import pytest
 
-from meshwright.config import load_config, published_config
+from meshwright.config import load_config
+from meshwright.contrib.hub import published_config
 from meshwright.trainer.step import build_step
 from meshwright.worker import count_traced
 

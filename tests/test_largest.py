@@ -3,7 +3,7 @@
 import pytest
 
 import meshwright as mw
-from meshwright.api._largest import search
+from meshwright.contrib.changes import search
 
 
 @pytest.mark.parametrize(

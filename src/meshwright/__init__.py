@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from .api._explain import explain as explain
-    from .api._largest import largest as largest
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
     from .api._train import Session as Session
@@ -31,12 +29,15 @@ if TYPE_CHECKING:
     from .contrib.calibration._calibrated import Calibrated as Calibrated
     from .contrib.causes import Gap as Gap
     from .contrib.causes._reconcile_verb import reconcile as reconcile
+    from .contrib.changes import explain as explain
+    from .contrib.changes import largest as largest
     from .contrib.check import Check as Check
     from .contrib.check import Difference as Difference
     from .contrib.check import check as check
     from .contrib.check import diff as diff
     from .contrib.explain import Explanation as Explanation
     from .contrib.explain import explain_file as explain_file
+    from .contrib.finishing import Operations as Operations
     from .contrib.gate import Gate as Gate
     from .contrib.gate import Limits as Limits
     from .contrib.gate import Reading as Reading
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from .contrib.runs import compare as compare
     from .contrib.runs import runs as runs
     from .contrib.scripts import script as script
+    from .contrib.sharding_words import sharding_errors as sharding_errors
     from .contrib.sweeps import Sweep as Sweep
     from .contrib.sweeps import SweepRun as SweepRun
     from .contrib.sweeps._sweep import sweep as sweep
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
-    from .finishing import Operations as Operations
     from .hardware import Fleet as Fleet
     from .ledger import CustomCall as CustomCall
     from .ledger import MultiplyAdds as MultiplyAdds
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from .results import Weighing as Weighing
     from .sharding import abstract as abstract
     from .sharding import place as place
-    from .sharding import sharding_errors as sharding_errors
 
 
 def _quiet_jax_plugins() -> None:

@@ -3,7 +3,7 @@
 A `Planned` is a candidate that was compiled; a `Plan` holds those of one fleet, and the weighing of the best.
 They print as their reports, as all results do.
 
-Imports: `results`, `config`, `finishing`, `hardware`, `predict`. Used by: `report`, `api` and `cli`.
+Imports: `results`, `config`, `hardware`, `predict`. Used by: `report`, `api` and `cli`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from . import finishing
 from .config import RunConfig, commented_toml, holds_nothing, overridden
 from .errors import InputError
 from .hardware import Fleet
 from .predict import Interval, Prediction
 from .reportable import Reportable
-from .results import Change, Weighing
+from .results import Change, Finishes, Weighing
 from .units import format_seconds
 
 PLAN_SCHEMA = 2
@@ -51,7 +50,7 @@ class Planned:
     prediction: Prediction | None
     cached: bool
     failed: str
-    finish: finishing.Finish | None = None
+    finish: Finishes | None = None
 
     @property
     def step_seconds(self) -> Interval | None:

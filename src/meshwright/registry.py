@@ -2,15 +2,19 @@
 
 The core asks for a group by its name and imports no such room. Groups: `meshwright.programs`, kinds of
 program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs;
-`meshwright.listeners`, what gets a run's events; `meshwright.data`, what reads texts.
+`meshwright.listeners`, what gets a run's events; `meshwright.data`, what reads texts; `meshwright.models`,
+what reads models of others; `meshwright.finishing`, what says when a run is finished;
+`meshwright.changes`, searches around a weighing; `meshwright.errors`, words for errors of JAX.
 
-Imports: the standard library. Used by: `programs`, `cli`.
+Imports: `errors`. Used by: `config`, `programs`, `trainer`, `api`, `cli`.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
+
+from .errors import InputError
 
 
 @cache
@@ -30,7 +34,17 @@ def registered_names(group: str) -> list[str]:
 
 
 def load_registered(group: str, name: str) -> Any:
-    """Return what is registered under one name of a group, and import nothing else of the group."""
+    """Return what is registered under one name of a group, and import nothing else of the group.
+
+    Raises:
+        InputError: the installed package names none.
+    """
     from importlib.metadata import entry_points
 
-    return entry_points(group=group)[name].load()
+    found = entry_points(group=group)
+    if name not in found.names:
+        raise InputError(
+            f"the installed package has no entry point {name!r} of {group!r}",
+            hint="it is older than these sources: install Meshwright again",
+        )
+    return found[name].load()

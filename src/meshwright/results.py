@@ -3,7 +3,7 @@
 `Weighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
 reports (`shown`).
 
-Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `finishing`, `planning`, `reconciliation`,
+Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`,
 `measure`, `eager`, `shown`. Used by: `report`, `api` and the command line.
 """
 
@@ -14,9 +14,9 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from . import finishing, ledger, planning, predict  # what they reckon with is imported on first use
+from . import ledger, planning, predict  # what they reckon with is imported on first use
 from .compiler import TARGET_COMPILER, Compiled, Refusal
 from .config import Layout, RunConfig, Ticks, ticks_of
 from .errors import InputError
@@ -40,6 +40,30 @@ EAGER = "PyTorch, eager, on fake tensors"
 """The `source` of a weighing that no compiler made."""
 BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
 """The `source` of a weighing of modules that `torch.compile` compiles."""
+
+
+class Finishes(Protocol):
+    """When a run is finished, as a room outside the core estimates it."""
+
+    def texts(self, now: datetime) -> tuple[str, ...]:
+        """Return when it is finished, then what the time goes to, and what would narrow it."""
+        ...
+
+    def short_texts(self, now: datetime) -> tuple[str, str]:
+        """Return the day by which half of all runs end, and the useful share."""
+        ...
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        """Return the estimate in JSON's types, with its days."""
+        ...
+
+
+class Operated(Protocol):
+    """How a run is operated, by which a room outside the core estimates when it is finished."""
+
+    def finish_of(self, weighing: Weighing) -> Finishes | None:
+        """Return when the run of a weighing is finished; None if its steps or their time are not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +117,7 @@ class Weighing(Reportable):
     warnings: tuple[str, ...] = ()
     idle_devices: int = 0
     other_calls: tuple[Weighing, ...] = ()
-    operations: finishing.Operations | None = None
+    operations: Operated | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -239,13 +263,9 @@ class Weighing(Reportable):
         return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
 
     @property
-    def finish(self) -> finishing.Finish | None:
+    def finish(self) -> Finishes | None:
         """When the run is finished; None if that was not asked, or its steps or their time are unknown."""
-        if self.operations is None or self.prediction is None or self.num_steps is None:
-            return None
-        compiled = self.compiled if self.is_compiled else None
-        work = finishing.workload_of(self.prediction, self.num_steps, self.fleet, compiled, self.config)
-        return finishing.finish_of(work, self.operations)
+        return None if self.operations is None else self.operations.finish_of(self)
 
     @property
     def rule_of_thumb(self) -> RuleOfThumb | None:

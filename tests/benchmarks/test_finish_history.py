@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import finish_history
 
-from meshwright.finishing import Finish
+from meshwright.contrib.finishing import Finish
 
 
 def test_the_interval_holds_in_at_least_five_runs_of_six_and_the_page_has_each():

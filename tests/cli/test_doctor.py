@@ -6,7 +6,7 @@ import json
 import pytest
 
 from meshwright import measure, plugins
-from meshwright.cli import _doctor
+from meshwright.contrib.doctor import _doctor_commands as _doctor
 from meshwright.extras import how_to_install
 from meshwright.hardware import Calibration
 

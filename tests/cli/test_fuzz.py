@@ -273,9 +273,9 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     # These load jax and torch, which takes seconds: no case is to be charged with that, or cut off in it.
     import meshwright.api._train  # noqa: F401
     from meshwright import measure
-    from meshwright.cli import _doctor
     from meshwright.cli import _launch as _processes
     from meshwright.cli import _launch as _restarts
+    from meshwright.contrib.doctor import _doctor_commands as _doctor
     from meshwright.programs import _weighed
     from meshwright.trainer.loop import sample_run  # noqa: F401
 

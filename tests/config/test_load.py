@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.config import RunConfig, config_schema, load_config, overridden, preset_names
+from meshwright.config import RunConfig, load_config, overridden, preset_names
 from meshwright.errors import InputError
 
 PRESETS = (
@@ -182,18 +182,6 @@ def test_an_override_that_is_none_is_refused(override: str, message: str, hint: 
 def test_an_override_cannot_smuggle_in_a_second_key():
     with pytest.raises(InputError, match="expected one of fp32, bf16"):
         load_config("bytes-nano", ["precision='bf16'\nseed=3"])
-
-
-def test_the_schema_is_json_and_knows_every_section():
-    schema = json.loads(json.dumps(config_schema()))
-    assert set(schema["properties"]) == {
-        "preset", "model", "data", "optimizer", "schedule", "precision", "layout", "remat", "batch", "steps",
-        "seed", "evaluation", "checkpoint", "layer_loop", "deterministic", "zero1", "offload", "pipeline",
-        "pipeline_chunks", "lora", "gradient_sum", "autotune_results",
-        "faults", "state", "fold_experts",
-    }  # fmt: skip
-    assert schema["additionalProperties"] is False
-    assert "rope_theta" in schema["$defs"]["TransformerModel"]["properties"]
 
 
 def test_reading_a_config_imports_no_jax_and_no_numpy():

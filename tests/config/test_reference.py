@@ -17,14 +17,15 @@ from meshwright.config import (
     names_elsewhere,
     overridden,
     preset_names,
-    reference_page,
     trainable,
     variants,
 )
 from meshwright.errors import InputError
+from tests.test_site import loaded
 
 PAGE = Path(__file__).parents[2] / "docs/reference/configuration.md"
 DOCS = key_docs()
+reference_page = loaded("configuration").reference_page
 
 # Keys with an equivalent here, as each program writes them; what has none (logging, profiling) is left out.
 HUGGING_FACE = """

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
+from meshwright.contrib.texts import TokenFileMetadata, metadata_path, read_metadata
 from meshwright.errors import InputError
 from meshwright.trainer.data import (
     RandomTokens,
-    TokenFileMetadata,
     TokenWindows,
     data_identity,
     identity_difference,
-    metadata_path,
     open_data,
-    read_metadata,
     stdlib_parts,
 )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.config import TransformerModel, sent_rows
+from meshwright.trainer.models import dropless
 from meshwright.trainer.models.eight_bits import narrowed
 from meshwright.trainer.models.experts import expert_mlp, expert_parameters
 from meshwright.trainer.models.grouped_products import (
@@ -46,15 +47,21 @@ def normal(*shape, seed=0):
 COUNTS = np.array([0, 1, 40, 17, 16])
 LOOP = Grouping(tile=16, rows=74, experts=5, by_kernel=None)
 KERNEL = dataclasses.replace(LOOP, by_kernel=(9, 0), interpret=True)
+PACKED = dataclasses.replace(KERNEL, packed=True)
+MOST = 80  # rows that the array holds, six of which fill nothing
 
 
-def rows_in_tiles(width, seed):
-    num_tiles = tiles_for(LOOP.rows, 5, LOOP.tile)
-    tiles = tiles_of(jnp.array(COUNTS), num_tiles, LOOP.tile)
-    x = np.zeros((num_tiles * LOOP.tile, width), np.float32)
-    for first, count in zip(np.asarray(tiles.start) * LOOP.tile, COUNTS, strict=False):
-        x[first : first + count] = normal(count, width, seed=seed + first)
+def grouped_rows(width, seed, how):
+    tiles = tiles_of(jnp.array(COUNTS), MOST, how)
+    x = np.zeros((how.num_slots(MOST), width), np.float32)
+    for expert, (first, last) in enumerate(zip(tiles.first, tiles.last, strict=True)):
+        x[int(first) : int(last)] = normal(COUNTS[expert], width, seed=seed + expert)
     return jnp.array(x), tiles
+
+
+def in_order(y, tiles):
+    """The rows of all experts, without what lies between."""
+    return np.concatenate([y[int(a) : int(b)] for a, b in zip(tiles.first, tiles.last, strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,11 @@ def rows_in_tiles(width, seed):
         pytest.param(LOOP, Axes(0, 1), id="loop, as declared"),
         pytest.param(LOOP, Axes(1, 2), id="loop, experts second, summed last"),
         pytest.param(KERNEL, Axes(0, 2), id="kernel, summed last"),
-        pytest.param(KERNEL, Axes(1, 0), id="kernel, experts second"),
+        pytest.param(PACKED, Axes(1, 0), id="packed, experts second"),
+        pytest.param(PACKED, Axes(0, 1), id="packed, as declared"),
+        pytest.param(KERNEL, Axes(1, 0), id="kernel, experts second", marks=pytest.mark.wide),
+        pytest.param(PACKED, Axes(0, 2), id="packed, summed last", marks=pytest.mark.wide),
+        pytest.param(PACKED, Axes(1, 2), id="packed, experts second, summed last", marks=pytest.mark.wide),
         pytest.param(LOOP, Axes(0, 2), id="loop, summed last", marks=pytest.mark.wide),
         pytest.param(LOOP, Axes(1, 0), id="loop, experts second", marks=pytest.mark.wide),
         pytest.param(KERNEL, Axes(0, 1), id="kernel, as declared", marks=pytest.mark.wide),
@@ -71,35 +82,50 @@ def rows_in_tiles(width, seed):
     ],
 )
 def test_each_row_meets_the_matrix_of_its_expert(how, axes):
-    (x, tiles), (gradient, _) = rows_in_tiles(EMBED, 1), rows_in_tiles(48, 2)
+    (x, tiles), (gradient, _) = grouped_rows(EMBED, 1, how), grouped_rows(48, 2, how)
     matrices = normal(5, EMBED, 48)
     laid_out = jnp.array(np.moveaxis(matrices, (0, 1, 2), (axes.experts, axes.summed, axes.left)))
     y, pull = jax.vjp(lambda x, m: grouped_product(x, m, tiles, how, axes), x, laid_out)
     d_x, d_matrices = pull(gradient)
     d_matrices = np.moveaxis(np.asarray(d_matrices), (axes.experts, axes.summed, axes.left), (0, 1, 2))
-    for expert, (first, end) in enumerate(zip(tiles.start * 16, tiles.start[1:] * 16, strict=False)):
-        mine = slice(int(first), int(end))
+    for expert, (first, last) in enumerate(zip(tiles.first, tiles.last, strict=True)):
+        mine = slice(int(first), int(last))
         np.testing.assert_allclose(y[mine], x[mine] @ matrices[expert], atol=1e-5)
         np.testing.assert_allclose(d_x[mine], gradient[mine] @ matrices[expert].T, atol=1e-5)
         np.testing.assert_allclose(d_matrices[expert], x[mine].T @ gradient[mine], atol=1e-5)
-    beyond = int(tiles.start[-1]) * 16
+    beyond = int(tiles.last[-1])
     assert beyond < len(y)
     np.testing.assert_array_equal(y[beyond:], 0)
 
 
+def test_packed_rows_need_no_array_beyond_the_rows_themselves():
+    """A tile at the end of the array reads rows before its own; fewer rows than a tile have one tile."""
+    assert (PACKED.num_slots(74), LOOP.num_slots(74)) == (74, 9 * 16)
+    for counts in ([3, 0, 0, 0, 0], [0, 0, 0, 0, 74], [15, 15, 15, 15, 14]):
+        how, rows = PACKED, sum(counts)
+        tiles = tiles_of(jnp.array(counts), rows, how)
+        x = normal(how.num_slots(rows), EMBED)
+        x[rows:] = 0
+        matrices = normal(5, EMBED, 48)
+        y = grouped_product(jnp.array(x), jnp.array(matrices), tiles, how, Axes())
+        wanted = [x[int(a) : int(b)] @ m for a, b, m in zip(tiles.first, tiles.last, matrices, strict=True)]
+        np.testing.assert_allclose(y[:rows], np.concatenate(wanted), atol=1e-5)
+
+
 def test_a_product_in_eight_bits_is_within_its_rounding(context):
-    (x, tiles), (gradient, _) = rows_in_tiles(EMBED, 1), rows_in_tiles(48, 2)
     matrices = jnp.array(normal(5, EMBED, 48))
-    found = []
-    for how in (LOOP, KERNEL):
-        y, pull = jax.vjp(
-            lambda x, m, how=how: grouped_fp8_product(x, narrowed(m, x.dtype), tiles, how, Axes()),
-            x,
-            matrices,
-        )
-        found.append((y, *pull(gradient)))
-    exact, pull = jax.vjp(lambda x, m: grouped_product(x, m, tiles, LOOP, Axes()), x, matrices)
-    for loop, kernel, wide in zip(*found, (exact, *pull(gradient)), strict=True):
+
+    def results(product, how):
+        (x, tiles), (gradient, _) = grouped_rows(EMBED, 1, how), grouped_rows(48, 2, how)
+        y, pull = jax.vjp(lambda x, m: product(x, m, tiles, how, Axes()), x, matrices)
+        d_x, d_matrices = pull(gradient)
+        return in_order(y, tiles), in_order(d_x, tiles), d_matrices
+
+    def in_eight_bits(x, m, tiles, how, axes):
+        return grouped_fp8_product(x, narrowed(m, x.dtype), tiles, how, axes)
+
+    found = [results(in_eight_bits, how) for how in (LOOP, PACKED)]
+    for loop, kernel, wide in zip(*found, results(grouped_product, LOOP), strict=True):
         # E4M3 has 3 bits of mantissa: each factor is off by 1/16 at most, the sum of many by less.
         error = float(jnp.sqrt(jnp.mean((loop - wide) ** 2) / jnp.mean(wide**2)))
         assert 1e-3 < error < 1 / 16
@@ -178,7 +204,22 @@ SPREADS = {
     ids=str,
 )
 def test_a_layer_is_the_dense_sum_over_chosen_experts(layout, spread, context):
-    run, layer = context(**layout), layer_of()
+    compare_with_dense(context(**layout), spread)
+
+
+@pytest.mark.parametrize("layout", [{}, {"fsdp": 2, "expert": 4}], ids=str)
+def test_a_layer_of_packed_rows_is_the_dense_sum_too(layout, context, monkeypatch):
+    """The kernels' programs, which a CPU runs slowly, in place of its loop."""
+
+    def by_kernels(rows, experts, *_, **__):
+        return Grouping(tile=16, rows=rows, experts=experts, by_kernel=(9, 0), packed=True, interpret=True)
+
+    monkeypatch.setattr(dropless, "grouping_for", by_kernels)
+    compare_with_dense(context(**layout), "two")
+
+
+def compare_with_dense(run, spread):
+    layer = layer_of()
     x, direction = normal(8, 12, EMBED, seed=7), normal(8, 12, EMBED, seed=8)
     x[..., 0] = 1  # so that a row of the router adds to all scores
     layer["router"] = layer["router"].at[0].set(SPREADS[spread])

@@ -91,6 +91,13 @@ def test_experts_of_a_width_that_no_kernel_takes_are_found_with_what_to_do(width
         assert near in finding.fix
 
 
+def test_a_gpu_older_than_triton_runs_experts_in_a_loop_and_is_told_so():
+    found = mw.weigh("bytes-moe", on="1xT4", overrides=["model.num_layers=1", "model.capacity_factor=none"])
+    (finding,) = (f for f in found.ledger.findings if f.kind == "experts in a loop")
+    assert "T4 is older than Ampere" in finding.what
+    assert "model.capacity_factor" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("name", "load", "words"),
     [("bytes-moe", "0.9", "expected at least 1"), ("bytes-nano", "1.5", "has no effect without")],

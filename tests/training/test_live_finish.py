@@ -9,8 +9,7 @@ import pytest
 
 import meshwright as mw
 import meshwright.api._train as train_module
-from meshwright.api._live_finish import LiveFinish
-from meshwright.finishing import OwnHistory
+from meshwright.contrib.finishing import LiveFinish, OwnHistory
 from meshwright.trainer.loop import CheckpointSaved, Evaluated, FinishEstimated, Noticed, StepDone
 
 OFTEN = {"checkpoint.every_steps": 2}  # a run on a CPU waits for its first checkpoint
@@ -231,7 +230,7 @@ def test_a_run_has_it_in_its_files_and_on_its_page(tmp_path, monkeypatch):
 def test_an_estimate_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("meshwright.api._train.REPORT_SECONDS", 0.0)
     monkeypatch.setattr(train_module, "_draw", lambda held, **_: None)
-    monkeypatch.setattr("meshwright.api._live_finish.finish_of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("meshwright.contrib.finishing._live_finish.finish_of", lambda *_, **__: 1 / 0)
     events = []
     how = {"on": "1xCPU", "steps": 10, "folder": tmp_path / "run", "overrides": OFTEN}
     run = mw.train("linear", on_event=events.append, **how)

@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # beyond the verbs: what their commands need
-    from ._explain import change_between as change_between
-    from ._explain import failed_change as failed_change
-    from ._explain import faster as faster
-    from ._explain import weighed_change as weighed_change
     from ._planned_run import run_to_write as run_to_write
     from ._reconcile import add_to_history as add_to_history
     from ._reconcile import history as history

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,11 +22,10 @@ from meshwright.kept_records import KeptRun
 from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
 from meshwright.measure import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
-from meshwright.registry import registered
+from meshwright.registry import load_registered, registered
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from meshwright.units import format_seconds
 
-from ._live_finish import LiveFinish
 from ._own_data import config_with_data, opened_data
 from ._reconcile import add_to_history
 from ._run_log import FolderLog
@@ -146,9 +145,9 @@ def train(
         with KeptRun(held, run, fleet.name, num_steps).ending() as kept, ExitStack() as stack:
             weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
             _add_to_record(kept, weighing, on_event)
-            told = reported(session.trackers, weighing, kept.number, held, on_event)
-            on_event = stack.enter_context(told)
-            live = LiveFinish(weighing, kept, _listener(weighing, on_event))
+            live_finish = load_registered("meshwright.finishing", "live")
+            on_event = stack.enter_context(reported(session.trackers, weighing, kept.number, held, on_event))
+            live = live_finish(weighing, kept, _listener(weighing, on_event))
             request = RunRequest(
                 config=run,
                 fleet=fleet,
@@ -164,7 +163,7 @@ def train(
                 first_weights=first,
                 profile=None if session.profile is None else Path(session.profile),
                 times_kernels=times_kernels,
-                page=_LivePage(held, peers, live),
+                page=_LivePage(held, peers, live.estimate),
             )
             return _ended(request, weighing, _trained(request), kept)
 
@@ -405,10 +404,14 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, ke
 
 
 class _LivePage:
-    """Draw the page of a run that is under way: first after a few seconds of steps, then at intervals."""
+    """Draw the page of a run that is under way: first after a few seconds of steps, then at intervals.
 
-    def __init__(self, held: RunFolder, peers: SingleProcess, live: LiveFinish) -> None:
-        self._held, self._peers, self._live = held, peers, live
+    Args:
+        finish: returns events that say when the run will be finished.
+    """
+
+    def __init__(self, held: RunFolder, peers: SingleProcess, finish: Callable[[], Iterable[Event]]) -> None:
+        self._held, self._peers, self._finish = held, peers, finish
         self._due: float | None = None
 
     def is_due(self) -> bool:
@@ -430,7 +433,7 @@ class _LivePage:
     def _estimate(self) -> list[Event]:
         refused = self._held.writes.refused
         try:
-            found = list(self._live.estimate())
+            found = list(self._finish())
         except Exception as broken:  # a bug of it must not end a run of days
             refused["finish"] = f"it could not be estimated: {type(broken).__name__}: {broken}"
             return []

@@ -36,52 +36,48 @@ REFUSALS = {
 FIRST, KNOW, GUARD, RUN, LOOK = "Begin with these", "Know more", "Compare and guard", "Run", "Look up"
 PANELS = {
     FIRST: {
-        "weigh": ("_weigh_command", "weigh llama3-8b --on 8xH100 --layout fsdp=8"),
-        "plan": ("_plan_command", "plan llama3-8b --on 64xH100 --tokens 15T"),
-        "train": ("_train_command", "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10"),
+        "weigh": ("cli._weigh_command", "weigh llama3-8b --on 8xH100 --layout fsdp=8"),
+        "plan": ("cli._plan_command", "plan llama3-8b --on 64xH100 --tokens 15T"),
+        "train": ("cli._train_command", "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10"),
     },
     KNOW: {
-        "probe": ("_doctor", "probe --json"),
+        "probe": ("contrib.doctor._doctor_commands", "probe --json"),
         "calibrate": (
-            "meshwright.contrib.calibration._calibrate_command",
+            "contrib.calibration._calibrate_command",
             "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
         ),
         "reconcile": (
-            "meshwright.contrib.causes._reconcile_command",
+            "contrib.causes._reconcile_command",
             "reconcile llama3-8b --on 64xH100 --layout fsdp=64 --trace profile/",
         ),
     },
     GUARD: {
-        "check": ("meshwright.contrib.check._check_commands", "check --against main"),
-        "diff": (
-            "meshwright.contrib.check._check_commands",
-            "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100",
-        ),
-        "runs": ("meshwright.contrib.runs._runs_commands", ""),  # a group, as `data`
-        "compare": ("meshwright.contrib.runs._runs_commands", "compare runs/a runs/b --html page.html"),
-        "gate": ("meshwright.contrib.gate._gate_command", "gate train.sbatch --max-cost 5000"),
-        "explain": ("meshwright.contrib.explain._explain_command", "explain train.log"),
+        "check": ("contrib.check._check_commands", "check --against main"),
+        "diff": ("contrib.check._check_commands", "diff llama3-8b 'llama3-8b --set remat=full' --on 8xH100"),
+        "runs": ("contrib.runs._runs_commands", ""),  # a group, whose commands have examples of their own
+        "compare": ("contrib.runs._runs_commands", "compare runs/a runs/b --html page.html"),
+        "gate": ("contrib.gate._gate_command", "gate train.sbatch --max-cost 5000"),
+        "explain": ("contrib.explain._explain_command", "explain train.log"),
     },
     RUN: {
         "sweep": (
-            "meshwright.contrib.sweeps._sweep_command",
+            "contrib.sweeps._sweep_command",
             "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
         ),
-        "watch": ("meshwright.contrib.watch._watch_command", "watch runs/bytes-10m"),
-        "sample": ("_data", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
-        "export": ("_data", "export runs/bytes-10m --to bytes-10m.safetensors"),
-        "data": ("_data", ""),  # a group, whose commands have examples of their own
+        "watch": ("contrib.watch._watch_command", "watch runs/bytes-10m"),
+        "sample": ("contrib.trained._trained_commands", "sample runs/bytes-10m --prompt 'def ' --tokens 80"),
+        "export": ("contrib.trained._trained_commands", "export runs/bytes-10m --to bytes-10m.safetensors"),
+        "data": ("contrib.texts._data_commands", ""),  # a group, as `runs`
     },
     LOOK: {
-        "presets": ("_catalog", "presets llama3-8b"),
-        "init": ("_catalog", "init mine.toml --from bytes-10m"),
-        "fleets": ("_catalog", "fleets H100"),
-        "formats": ("_catalog", "formats --json"),
-        "doctor": ("_doctor", "doctor --json"),
+        "presets": ("contrib.catalog._catalog_commands", "presets llama3-8b"),
+        "init": ("contrib.catalog._catalog_commands", "init mine.toml --from bytes-10m"),
+        "fleets": ("contrib.catalog._catalog_commands", "fleets H100"),
+        "formats": ("contrib.catalog._catalog_commands", "formats --json"),
+        "doctor": ("contrib.doctor._doctor_commands", "doctor --json"),
     },
 }
-"""By verb, as `--help` groups them: the module that defines its function, and an example. A name with dots
-is that of a module outside the core."""
+"""By verb, as `--help` groups them: the module of its function, below `meshwright`, and an example."""
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
@@ -105,7 +101,7 @@ def app_for(words: Sequence[str]) -> typer.Typer:
     wanted = words[:1] if words and words[0] in verbs else verbs
     for verb in wanted:
         panel, module, example = verbs[verb]
-        found = getattr(import_module(module if "." in module else f"meshwright.cli.{module}"), verb)
+        found = getattr(import_module(f"meshwright.{module}"), verb)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=verb, rich_help_panel=panel)
         else:

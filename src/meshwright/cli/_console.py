@@ -176,12 +176,11 @@ def say_readings(config: str | None, on: str, layout: str | None, other: str = "
 
 def complete_config(incomplete: str) -> list[str]:
     """Return the presets, files and runs whose names begin with `incomplete`, for shell completion."""
-    from meshwright.config import preset_names, published_ids
+    from meshwright.config import model_room, preset_names
 
     there = [*Path().glob("*.toml"), *Path("runs").glob("*")]
-    return [
-        name for name in (*preset_names(), *published_ids(), *map(str, there)) if name.startswith(incomplete)
-    ]
+    known = (*preset_names(), *model_room().published_ids(), *map(str, there))
+    return [name for name in known if name.startswith(incomplete)]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from meshwright import Operations
+    from meshwright.results import Operated
 
 OperationsOption = Any  # what `with_operations` passes: mw.Operations, which `--help` does not import
 PANEL = "When it will be done"
@@ -71,10 +71,10 @@ def with_operations(command: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-def _operations(answers: dict[str, Any]) -> Operations | None:
+def _operations(answers: dict[str, Any]) -> Operated | None:
     """Return how the run is operated; None if no option says anything."""
     if all(answer is None for answer in answers.values()):
         return None
-    from meshwright import Operations
+    from meshwright.registry import load_registered
 
-    return Operations(**answers)
+    return load_registered("meshwright.finishing", "operations")(**answers)

@@ -18,7 +18,7 @@ from ._finish_options import OperationsOption, with_operations
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Changes, Phase, Weighing
+    from meshwright.results import Changes, Largest, Phase, Weighing
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -206,9 +206,9 @@ def weigh(
 
 
 def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Changes:
-    from meshwright import explain
+    from meshwright.registry import load_registered
 
-    return explain(weighing, on_event=on_event)
+    return load_registered("meshwright.changes", "explain")(weighing, on_event=on_event)
 
 
 def _fields(made: Sequence[Weighing], changes: Changes | None, all_calls: bool) -> dict[str, Any]:
@@ -231,8 +231,8 @@ def _answer_largest(
     Raises:
         InputError: a script or a function is named, whose sequences and batch are its own.
     """
-    from meshwright import largest
     from meshwright.programs import Configured, program_named
+    from meshwright.registry import load_registered
 
     if not isinstance(program_named(words), Configured):
         hint = "name a preset, a TOML file or the folder of a model"
@@ -243,6 +243,7 @@ def _answer_largest(
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
+        largest: Callable[..., Largest] = load_registered("meshwright.changes", "largest")
         made = largest(words[0], of, on=on, layout=layout, overrides=overrides, on_event=on_event)
 
     def page() -> tuple[RenderableType, ...]:

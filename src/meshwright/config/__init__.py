@@ -11,25 +11,13 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._expert_rows import TILE_ROWS as TILE_ROWS
     from ._expert_rows import sent_rows as sent_rows
-    from ._families import FAMILIES as FAMILIES
-    from ._families import Family as Family
-    from ._families import weight_parameters as weight_parameters
-    from ._huggingface_config import LONGEST_SEQUENCE as LONGEST_SEQUENCE
-    from ._huggingface_config import check_heads as check_heads
-    from ._huggingface_config import family_of as family_of
-    from ._huggingface_config import huggingface_of_model as huggingface_of_model
-    from ._huggingface_config import is_misspelling as is_misspelling
-    from ._huggingface_config import reads_text_alone as reads_text_alone
-    from ._huggingface_config import refusal_of as refusal_of
-    from ._huggingface_config import run_of_huggingface as run_of_huggingface
-    from ._huggingface_config import text_part as text_part
-    from ._layer_keys import StateKeys as StateKeys
+    from ._key_texts import texts_of as texts_of
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
     from ._layer_kinds import Stretch as Stretch
     from ._layer_kinds import holds_layers as holds_layers
-    from ._layer_lists import numbers_of_parts as numbers_of_parts
+    from ._layer_kinds import pattern_of as pattern_of
     from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
     from ._layout import AXES as AXES
     from ._layout import AXIS_ALIASES as AXIS_ALIASES
@@ -53,12 +41,14 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layout_checks import padded_layers as padded_layers
     from ._layout_checks import resolve_batch as resolve_batch
     from ._layout_checks import ticks_of as ticks_of
+    from ._load import RUN_FILE as RUN_FILE
     from ._load import Overrides as Overrides
-    from ._load import config_schema as config_schema
-    from ._load import huggingface_model as huggingface_model
+    from ._load import is_huggingface as is_huggingface
+    from ._load import is_own_configuration as is_own_configuration
     from ._load import keys_named as keys_named
     from ._load import known_keys as known_keys
     from ._load import load_config as load_config
+    from ._load import model_room as model_room
     from ._load import names_elsewhere as names_elsewhere
     from ._load import overridden as overridden
     from ._load import override_pairs as override_pairs
@@ -71,6 +61,8 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import TARGETS as TARGETS
     from ._lora import LoraConfig as LoraConfig
+    from ._model_kind import ModelKind as ModelKind
+    from ._model_kind import ModelSizes as ModelSizes
     from ._models import CruncherModel as CruncherModel
     from ._models import LeNetModel as LeNetModel
     from ._models import LinearModel as LinearModel
@@ -83,12 +75,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._optimizers import LinearSchedule as LinearSchedule
     from ._optimizers import StableSchedule as StableSchedule
     from ._optimizers import schedule_problems as schedule_problems
-    from ._published import published_config as published_config
-    from ._published import published_id as published_id
-    from ._published import published_ids as published_ids
+    from ._reference import KeyDoc as KeyDoc
     from ._reference import commented_toml as commented_toml
     from ._reference import key_docs as key_docs
-    from ._reference import reference_page as reference_page
     from ._remat import NAMED_REMAT as NAMED_REMAT
     from ._remat import POLICIES as POLICIES
     from ._remat import RESULTS as RESULTS
@@ -113,13 +102,13 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_config import TokenFileData as TokenFileData
     from ._run_config import TokenFormat as TokenFormat
     from ._run_config import holds_nothing as holds_nothing
-    from ._section import ModelKind as ModelKind
-    from ._section import ModelSizes as ModelSizes
     from ._section import Problem as Problem
     from ._section import input_error as input_error
+    from ._section import is_table as is_table
     from ._section import near_divisors as near_divisors
     from ._section import near_multiples as near_multiples
     from ._section import or_list as or_list
+    from ._state_keys import StateKeys as StateKeys
     from ._transformer import TransformerModel as TransformerModel
     from ._transformer import block_policies as block_policies
 

@@ -1,7 +1,7 @@
 """Read the text below each key of a section, which documents it, from the source of the section's class.
 
 pydantic can do that as it makes a class. It then parses 35 classes each time that Meshwright starts, although
-only the reference, a file's comments and the JSON schema show these texts.
+only the reference and a file's comments show these texts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -44,24 +43,3 @@ def _below(record: type[Section]) -> Iterator[tuple[str, str]]:
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def with_texts(schema: dict[str, Any], record: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a section and of those in it, with the texts of keys as descriptions."""
-    records = {each.__name__: each for each in _subclasses(Section)}
-    parts: dict[str, Any] = schema.get("$defs", {})
-    for part, its in (*((part, records.get(name)) for name, part in parts.items()), (schema, record)):
-        for key, text in ({} if its is None else texts_of(its)).items():
-            if (field := part["properties"].get(key)) is None:
-                continue
-            inner = parts.get(str(field.get("$ref", "")).rpartition("/")[2], {})
-            if text not in ("", inner.get("description")):
-                field["description"] = text
-                part["properties"][key] = dict(sorted(field.items()))
-    return schema
-
-
-def _subclasses(record: type[Section]) -> Iterator[type[Section]]:
-    for each in record.__subclasses__():
-        yield each
-        yield from _subclasses(each)

@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -32,12 +32,48 @@ Overrides = Sequence[str] | Mapping[str, Any]
 _HERE = Path(__file__).parent
 _PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
-_RUN_FILE = "config.json"  # in the folder of a run
+RUN_FILE = "config.json"  # in the folder of a run
 _ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
 # The batch with adapters: 2 sequences, accumulated 8 times: torchtune's recipe llama3/8B_lora_single_device.
 PRETRAINING_TOKENS = 2**20  # in a step, from which a batch is no fine-tuning's: a choice
 FINE_TUNING = {"batch": {"sequences_per_replica": 16, "microbatch_sequences": 2}}
 _ENDINGS = "a file's path ends in .toml"
+
+
+class ModelRoom(Protocol):
+    """Reads the models of others, as the core needs it: a room outside, which an entry point names."""
+
+    def published_ids(self) -> list[str]:
+        """Return the ids of the models that come with Meshwright."""
+        ...
+
+    def published_about(self, text: str) -> str | None:
+        """Return the sources of a published model; None if the text names none."""
+        ...
+
+    def run_of_published(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        """Return the name and the tree of the run of a published model; None if the text names none."""
+        ...
+
+    def cached_config(self, name: str) -> Path | None:
+        """Return the `config.json` of "organisation/model" in a local cache, or None."""
+        ...
+
+    def run_of_file(self, tree: Mapping[str, Any], path: Path) -> tuple[str, dict[str, Any]]:
+        """Return the name and the tree of the run that a model's `config.json` describes."""
+        ...
+
+    def family_of(self, tree: Mapping[str, Any]) -> str | None:
+        """Return the family by which a file is read, or None."""
+        ...
+
+    def text_reading(self, text: str) -> str:
+        """Return what of the model's file that a text names is read as another's, or left out."""
+        ...
+
+    def is_refused(self, text: str) -> bool:
+        """Return whether a text names a model of others that our configuration has no words for."""
+        ...
 
 
 def preset_names() -> list[str]:
@@ -47,24 +83,10 @@ def preset_names() -> list[str]:
 
 def preset_about(name: str) -> str:
     """Return the sources and remarks at the top of a preset's file; of a published model, its sources."""
-    if name not in preset_names() and (published := _published_id(name)) is not None:
-        from ._published import published_about
-
-        return published_about(published)
+    if name not in preset_names() and (about := model_room().published_about(name)) is not None:
+        return about
     lines = (_PRESETS / f"{name}.toml").read_text("utf-8").splitlines()
     return "\n".join(line[2:] for line in itertools.takewhile(lambda each: each.startswith("#"), lines))
-
-
-def config_schema() -> dict[str, Any]:
-    """Return the JSON schema of a run's file; `preset` may replace the keys that it sets."""
-    from ._key_texts import with_texts
-
-    schema = with_texts(RunConfig.model_json_schema(), RunConfig)
-    del schema["properties"]["name"]
-    schema["properties"]["preset"] = {"enum": preset_names(), "type": "string"}
-    required = [name for name in schema.pop("required") if name != "name"]
-    schema["anyOf"] = [{"required": ["preset"]}, {"required": required}]
-    return schema
 
 
 def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
@@ -76,7 +98,7 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     Args:
         text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
             one; the folder of a run or of a Hugging Face model, or the `config.json` in it; or the id of a
-            model in the local Hugging Face cache, or of `published_ids`, of which the last part suffices. A
+            model in the local Hugging Face cache, or of a published one, of which the last part suffices. A
             file's `data.path`, `data.folder` or `data.tokenizer` is relative to the file.
         overrides: a sequence of "section.key=value", applied in order, whose value is TOML or else text; or a
             dict {"section.key": value}. A `data.path`, `data.folder` or `data.tokenizer` from an override or
@@ -106,68 +128,34 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     return _checked(name, tree)
 
 
+def model_room() -> ModelRoom:
+    """Return the room that reads the models of others, as a module.
+
+    Raises:
+        InputError: the installed package names none.
+    """
+    from meshwright.registry import load_registered  # a preset needs none of the others
+
+    return load_registered("meshwright.models", "hub")
+
+
 def text_reading(text: str) -> str:
     """Return what of a model's file is read as another's, or left out; "" if it is read as it stands.
-
-    That is the text part of a model that reads more, the family of the class that a file names, and modules
-    that predict further tokens.
 
     Args:
         text: as for `load_config`. What cannot be read is an error there.
     """
-    found = huggingface_model(text)
-    if found is None:
-        return ""
-    from ._families import FURTHER, QUANTISED
-    from ._huggingface_config import family_of, reads_text_alone, text_part
-    from ._rotary_keys import DYNAMIC, has_alpha, stretching_of
-
-    (_, tree), notes = found, list[str]()
-    own, whole = tree["model_type"], tree
-    if reads_text_alone(tree):
-        tree = text_part(tree)
-        kind = tree.get("model_type") or family_of(tree)
-        notes.append(f"a {own} reads more than text; its text part, a {kind}, is taken")
-    elif (family := family_of(tree)) not in (own, None):
-        notes.append(f"model_type {own[:100]!r} is read as {family}, whose class its architectures name")
-    for key in (key for key in FURTHER if tree.get(key) and family_of(tree) is not None):
-        what = f"modules that predict further tokens ({key} = {tree[key]}) are left out, as in transformers"
-        notes.append(f"{what}, but for those that you train: --set model.mtp_layers={tree[key]}")
-    if stretching_of(tree) == DYNAMIC and not has_alpha(tree) and family_of(tree) is not None:
-        notes.append("dynamic stretching of positions begins beyond max_position_embeddings, and is left out")
-    for key in (key for key in QUANTISED if whole.get(key) or tree.get(key)):
-        notes.append(f"{key} is of the weights in the file: a step holds them in the formats of its own keys")
-    return f"{text}: {'; '.join(notes)}" if notes else ""
+    return "" if is_own_configuration(text) else model_room().text_reading(text)
 
 
-def huggingface_model(text: str) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the file, or the id, and the keys of the Hugging Face model that a text names.
+def is_own_configuration(text: str) -> bool:
+    """Return whether a text names a preset or a TOML file, or a Python file: no model of others."""
+    return text in preset_names() or Path(text).suffix in (".toml", ".py")
 
-    None if it names something else, or what cannot be read.
 
-    >>> where, tree = huggingface_model("qwen2.5-7b")
-    >>> where, tree["model_type"]
-    ('Qwen/Qwen2.5-7B', 'qwen2')
-    """
-    path = Path(text)
-    if text in preset_names() or path.suffix in (".toml", ".py"):
-        return None
-    from ._huggingface_config import cached_config, is_huggingface
-
-    try:
-        if not path.exists() and "/" in text:
-            path = cached_config(text) or path
-        if path.exists():
-            file = path / _RUN_FILE if path.is_dir() else path
-            tree = read_json(file) if file.suffix == ".json" else None
-            return (str(file), tree) if is_table(tree) and is_huggingface(tree) else None
-    except (OSError, ValueError):
-        return None
-    if (published := _published_id(text)) is None:
-        return None
-    from ._published import published_config
-
-    return published, published_config(published)
+def is_huggingface(tree: object) -> bool:
+    """Return whether a JSON object is the configuration of a Hugging Face model."""
+    return is_table(tree) and isinstance(tree.get("model_type"), str)
 
 
 def _for_fine_tuning(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -187,9 +175,7 @@ def _is_pretraining(text: str, tree: dict[str, Any]) -> bool:
     if text not in preset_names() and path.suffix == ".toml":
         return False
     if text not in preset_names() and path.exists():
-        from ._huggingface_config import is_huggingface
-
-        file = path / _RUN_FILE if path.is_dir() else path
+        file = path / RUN_FILE if path.is_dir() else path
         if not is_huggingface(read_json(file)):
             return False
     batch = tree["batch"]
@@ -245,46 +231,32 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     path = Path(text)
     if path.suffix == ".toml":
         return _read_file(path)
-    if "/" in text and not path.exists():
-        from ._huggingface_config import cached_config
-
-        if (cached := cached_config(text)) is not None:
-            _, tree = _read_json(cached)
-            return path.name, tree
+    if "/" in text and not path.exists() and (cached := model_room().cached_config(text)) is not None:
+        return path.name, _read_json(cached)[1]
     if text not in preset_names() and path.is_dir():
-        path = path / _RUN_FILE
+        path = path / RUN_FILE
     if path.suffix == ".json":
         return _read_json(path)
-    published = None if text in preset_names() else _published_id(text)
-    return text if published is None else published.rpartition("/")[2], _read_preset(text)
+    return _read_preset(text)
 
 
-def _published_id(text: str) -> str | None:
-    from ._published import published_id  # a preset needs none of the published models
-
-    return published_id(text)
-
-
-def _read_preset(name: str) -> dict[str, Any]:
-    if name not in preset_names() and (published := _published_id(name)) is not None:
-        from ._huggingface_config import run_of_huggingface
-        from ._published import published_config
-
-        return run_of_huggingface(published_config(published), published)
+def _read_preset(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the tree of a preset, or of a published model."""
     if name not in preset_names():
+        if (run := model_room().run_of_published(name)) is not None:
+            return run
         where = "no preset or folder" if "/" in name else "no preset"
         raise InputError(f"{where} is named {name!r}", hint=f"{_near_presets(name)} ({_ENDINGS})")
     tree = tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))
     _make_paths_absolute(tree, Path.cwd())
-    return tree
+    return name, tree
 
 
 def _near_presets(text: str) -> str:
     """Return the start of a hint: presets with a similar name, and a similar size if the name has one."""
-    from ._published import published_ids
-
     plain = text.lower().rpartition("/")[2]
-    known = [*preset_names(), *(each.lower().rpartition("/")[2] for each in published_ids())]
+    published = model_room().published_ids()
+    known = [*preset_names(), *(each.lower().rpartition("/")[2] for each in published)]
     meant = value_meant("preset", plain)
     if meant is not None:
         return f"did you mean {meant!r}?"
@@ -293,7 +265,7 @@ def _near_presets(text: str) -> str:
     if sized is None:
         return nearest_name(plain, near or known)
     wanted = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]
-    models = {name: _checked(name, _read_preset(name)).model for name in known}
+    models = {name: _checked(name, _read_preset(name)[1]).model for name in known}
     distance = {name: abs(math.log(model.num_parameters / max(wanted, 1))) for name, model in models.items()}
     if near := [name for name in near if distance[name] < math.log(4)]:
         return nearest_name(plain, near)
@@ -343,7 +315,7 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
         return path.stem, tree
     if not isinstance(preset, str):
         raise InputError(f"{path}: preset is not text", hint=f'write preset = "{preset_names()[0]}"')
-    return path.stem, _merged(_read_preset(preset), tree)
+    return path.stem, _merged(_read_preset(preset)[1], tree)
 
 
 def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
@@ -351,18 +323,15 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         tree = read_json(path)
     except OSError as error:
-        hint = f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}"
+        hint = f"name a preset, a file that ends in .toml, or a run's folder, which holds {RUN_FILE}"
         if (path.parent / _ADAPTERS).is_file():
             hint = f"the folder holds adapters: name that of the model below them, which {_ADAPTERS} names"
         raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     except ValueError as error:
-        hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
+        hint = f"name the {RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
-    from ._huggingface_config import is_huggingface, reads_text_alone, run_of_huggingface
-
     if is_huggingface(tree):
-        text = "-text" if reads_text_alone(tree) else ""
-        return f"{path.resolve().parent.name}{text}", run_of_huggingface(tree, str(path))
+        return model_room().run_of_file(tree, path)
     if not is_table(tree) or not isinstance(tree.get("name"), str):
         raise InputError(f"{path} is not the configuration of a run", hint=_foreign_hint(tree))
     return tree.pop("name"), tree
@@ -380,9 +349,7 @@ def _foreign_hint(tree: object) -> str:
     known = [f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in fields]
     hint = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
     if "architectures" in foreign or "hidden_size" in foreign or "model_type" in foreign:
-        from ._huggingface_config import family_of
-
-        family = family_of(foreign)
+        family = model_room().family_of(foreign)
         hint = f'if it is of a Hugging Face model, add its "model_type": "{family or "..."}"; or {hint}'
     return f"{hint}, with {', '.join(known)}" if known else hint
 

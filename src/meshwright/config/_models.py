@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ._section import LARGEST, MOST_UNROLLED, ModelKind, ModelSizes, Positive
+from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
+from ._section import LARGEST, Positive
 from ._transformer import TransformerModel
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._layer_keys import GlobalKeys
+from ._attention_keys import GlobalKeys
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -23,11 +23,11 @@ from ._layer_kinds import (
     word_of,
     words_of,
 )
+from ._model_kind import ModelSizes
 from ._section import (
     LARGEST,
     AtLeastOne,
     Fraction,
-    ModelSizes,
     NotNegative,
     NotNegativeFloat,
     OptionalPositive,

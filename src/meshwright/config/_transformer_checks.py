@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ._layer_keys import state_problems
 from ._layer_kinds import MIXERS, MLPS, words_of
-from ._section import MOST_UNROLLED, Problem, near_divisors, near_multiples, or_list
+from ._model_kind import MOST_UNROLLED
+from ._section import Problem, near_divisors, near_multiples, or_list
+from ._state_keys import state_problems
 
 if TYPE_CHECKING:
     from ._transformer import TransformerModel

@@ -11,16 +11,9 @@ from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._calibration import COLLECTIVE_KINDS as COLLECTIVE_KINDS
-    from ._calibration import LONGEST_STEP_SECONDS as LONGEST_STEP_SECONDS
-    from ._calibration import SHORTEST_STEP_SECONDS as SHORTEST_STEP_SECONDS
-    from ._calibration import STEP_TIME as STEP_TIME
-    from ._calibration import TRACE as TRACE
     from ._calibration import Calibration as Calibration
     from ._calibration import MeasuredAttention as MeasuredAttention
-    from ._calibration import MeasuredClass as MeasuredClass
     from ._calibration import MeasuredCollective as MeasuredCollective
-    from ._calibration import MeasuredRun as MeasuredRun
-    from ._calibration import MeasuredRuns as MeasuredRuns
     from ._calibration import measured_attention as measured_attention
     from ._chip import CATALOG as CATALOG
     from ._chip import GIB as GIB
@@ -47,5 +40,12 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._list_prices import list_price as list_price
     from ._list_prices import list_prices as list_prices
     from ._list_prices import listings_of as listings_of
+    from ._measured_runs import LONGEST_STEP_SECONDS as LONGEST_STEP_SECONDS
+    from ._measured_runs import SHORTEST_STEP_SECONDS as SHORTEST_STEP_SECONDS
+    from ._measured_runs import STEP_TIME as STEP_TIME
+    from ._measured_runs import TRACE as TRACE
+    from ._measured_runs import MeasuredClass as MeasuredClass
+    from ._measured_runs import MeasuredRun as MeasuredRun
+    from ._measured_runs import MeasuredRuns as MeasuredRuns
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.compiler import Argument, Compiled
-from meshwright.hardware import Fleet
+from meshwright.hardware import Chip, Fleet
 from meshwright.hlo import (
     COLLECTIVES,
     OTHER_EXCHANGES,
@@ -56,7 +56,8 @@ SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
 JOINING_AXES = ("data", "stage")  # their messages between TPU slices are few, and run beside products
 KEPT = ("saved_activations", "logits_and_loss")
 KERNEL_WIDTH = 16  # a factor of each side of the matrices that the experts' kernels take (`grouped_products`)
-_LOOPED = re.compile(r"/experts/.*/needed_\d+_of_\d+/\w+/(?:closed_call/)?while/body/.*dot_general")
+KERNEL_CAPABILITY = (8, 0)  # the first for which they compile, Ampere's
+_LOOPED = re.compile(r"/experts/(?:.*/)?needed_\d+_of_\d+/\w+/(?:closed_call/)?while/body/.*dot_general")
 
 
 def findings_of(
@@ -87,7 +88,7 @@ def findings_of(
         *_reduced_each_microbatch(executions.program, messages, SMALL_SHARE * sent_bytes),
         *_products_of_split_matrices(executions, messages, compiled.num_devices, flops, sent_bytes),
         *_float32_matmuls(executions, compiled.num_devices, flops),
-        *_looped_experts(executions, compiled.platform),
+        *_looped_experts(executions, compiled.platform, fleet.chip),
         *_axes_that_leave_the_host(compiled.mesh_axes, fleet, traffic, SMALL_SHARE * sent_bytes),
     )
 
@@ -275,8 +276,8 @@ def _float32_matmuls(executions: Executions, num_devices: int, flops: FlopLedger
             )
 
 
-def _looped_experts(executions: Executions, platform: str) -> Iterator[Finding]:
-    """Yield a finding if a GPU multiplies experts of our models tile by tile in a loop, for want of a factor.
+def _looped_experts(executions: Executions, platform: str, chip: Chip) -> Iterator[Finding]:
+    """Yield a finding if a GPU multiplies experts of our models tile by tile in a loop, and why it does.
 
     The widths are those of one device, over which `tensor` may split the hidden units.
     """
@@ -285,6 +286,15 @@ def _looped_experts(executions: Executions, platform: str) -> Iterator[Finding]:
     widths = set[int]()
     for execution in executions:
         if _LOOPED.search(execution.instruction.op_name):
+            if chip.target is not None and chip.target.compute_capability < KERNEL_CAPABILITY:
+                yield Finding(
+                    kind="experts in a loop",
+                    what=f"{chip.name} is older than Ampere, and the experts' kernels do not compile for it: "
+                    "a loop multiplies one tile of rows after another",
+                    source_line="",
+                    fix="use model.capacity_factor, whose buffers need no kernel",
+                )
+                return
             arrays = execution.computation.operand_arrays(execution.instruction)
             widths |= {size for array in arrays for size in array.dims[-2:] if size % KERNEL_WIDTH}
     for width in sorted(widths - {1}):

@@ -10,16 +10,8 @@ import functools
 import math
 import re
 
-from meshwright.hlo import (
-    ALL_VECTORS,
-    NO_VECTORS,
-    ROUTINES,
-    THIN_VECTORS,
-    Computation,
-    Instruction,
-    fft_flops,
-    library_flops,
-)
+from meshwright import hlo  # its formulas are imported where a program has such a call
+from meshwright.hlo import Computation, Instruction
 
 LINEAR_ALGEBRA, FOURIER = "linear algebra", "fft"
 """Kinds of work of which no rate is known."""
@@ -51,11 +43,11 @@ def library_work(computation: Computation, instruction: Instruction) -> tuple[st
         sides = (operands[0], instruction.arrays[0])
         real = [array for array in sides if not array.dtype.startswith("c")]
         count = (real or sides)[0].num_elements // max(math.prod(lengths), 1)
-        return FOURIER, fft_flops(lengths, count, is_real=bool(real)), dtype
+        return FOURIER, hlo.fft_flops(lengths, count, is_real=bool(real)), dtype
     routine = _routine(instruction)
     assert routine is not None, instruction.name
     dims = [tuple(array.dims) for array in operands]
-    flops = library_flops(routine, dims, vectors=_vectors(instruction), is_complex=complex_type)
+    flops = hlo.library_flops(routine, dims, vectors=_vectors(instruction), is_complex=complex_type)
     return LINEAR_ALGEBRA, flops, dtype
 
 
@@ -71,7 +63,7 @@ def _routine_of(name: str) -> str | None:
         return own
     found = _TARGET.match(name)
     routine = _SYNONYMS.get(found[1], found[1]) if found else ""
-    return routine if routine in ROUTINES else None
+    return routine if routine and routine in hlo.ROUTINES else None
 
 
 def _vectors(instruction: Instruction) -> str:
@@ -80,6 +72,6 @@ def _vectors(instruction: Instruction) -> str:
     asked = ("compute_uv", "mode", "left", "right", "compute_left", "compute_right")
     flags = [said[name] for name in asked if name in said]
     if flags and all(flag in _NONE for flag in flags):
-        return NO_VECTORS
+        return hlo.NO_VECTORS
     thin = said.get("full_matrices", said.get("mode")) in _THIN
-    return THIN_VECTORS if thin else ALL_VECTORS
+    return hlo.THIN_VECTORS if thin else hlo.ALL_VECTORS

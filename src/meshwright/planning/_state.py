@@ -69,7 +69,7 @@ def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray
         return min(factor * chosen, experts) + shared
     fair = tokens * chosen / expert  # rows for each device of a group
     sent = np.where(expert > 1, sent_rows(fair), fair) * expert / tokens
-    padding = TILE_ROWS * experts / (expert * tokens)  # a tile of each expert, in part
+    padding = TILE_ROWS / 2 * experts / (expert * tokens)  # half a tile of each expert
     return np.minimum(sent + padding, experts) + shared
 
 

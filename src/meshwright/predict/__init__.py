@@ -14,10 +14,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._busy import busy_of as busy_of
     from ._dispatch import copies_once as copies_once
     from ._dispatch import reached as reached
-    from ._eager import MAIN as MAIN
-    from ._eager import Mark as Mark
-    from ._eager import Queue as Queue
-    from ._eager import unaligned_share as unaligned_share
     from ._factors import RECOMPUTED as RECOMPUTED
     from ._factors import TAIL as TAIL
     from ._factors import TAIL_OF_NOISE as TAIL_OF_NOISE
@@ -30,6 +26,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._formulas import attention_seconds as attention_seconds
     from ._formulas import collective_seconds as collective_seconds
     from ._formulas import gemm_seconds as gemm_seconds
+    from ._kernel_prices import Transfer as Transfer
     from ._kernel_prices import bytes_by_memory as bytes_by_memory
     from ._kernel_prices import kernel_of as kernel_of
     from ._kernel_prices import transfer_of as transfer_of
@@ -59,13 +56,16 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._rates import ends_with_waits as ends_with_waits
     from ._rates import launched_one_by_one as launched_one_by_one
     from ._rates import machine_of as machine_of
+    from ._rates import names_of as names_of
     from ._rates import prior_of as prior_of
     from ._rates import rates_digest as rates_digest
     from ._rates import shared as shared
     from ._rates import sustained_share as sustained_share
     from ._rates import widths as widths
     from ._walk import AS_IT_IS as AS_IT_IS
+    from ._walk import LAUNCH as LAUNCH
     from ._walk import TRACKS as TRACKS
+    from ._walk import WAIT as WAIT
     from ._walk import Event as Event
     from ._walk import Variation as Variation
     from ._walk import Walked as Walked

@@ -25,13 +25,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, nearest_name
-from meshwright.hardware import COLLECTIVE_KINDS, Calibration, Chip, MeasuredRun, MeasuredRuns
+from meshwright.hardware import COLLECTIVE_KINDS
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Calibration, Chip, MeasuredRun, MeasuredRuns
 
 TAIL = 1.6449  # standard deviations of a normal variable that leave 5 % on one side
 FREEDOM = 2  # degrees of freedom of the noise of step times (runs.toml, [factors])

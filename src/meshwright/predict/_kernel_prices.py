@@ -445,7 +445,7 @@ def _grouped_seconds(machine: Machine, call: _TracedCall) -> float:
     """
     rates, result = runs()["grouped"], call.place.arrays[0]
     is_gradient = len(result.dims) > 2  # experts, inputs and outputs in any order, or rows and outputs
-    _, rows, other = call.computation.operand_arrays(call.place)
+    *_, rows, other = call.computation.operand_arrays(call.place)
     narrow, wide = rates["shares"][call.kernel.name]
     sides = rows.dims[1], (other if is_gradient else result).dims[1]
     share = narrow if min(sides) < rates["wide"] else wide

@@ -18,12 +18,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.formats import FORMATS
-from meshwright.hardware import Calibration, Fleet, MeasuredRuns
+from meshwright.hardware import Calibration, Fleet
 from meshwright.hlo import Computation, Executions, Instruction
 from meshwright.ledger import Ledger, MemoryLedger
 from meshwright.units import format_bytes, format_seconds
@@ -44,8 +44,10 @@ from ._rates import (
     width_name,
     widths,
 )
-from ._sources import words_of
 from ._walk import AS_IT_IS, LAUNCH, Prices, Schedule, Variation, Walked, trace_of, walk
+
+if TYPE_CHECKING:
+    from meshwright.hardware import MeasuredRuns
 
 MOST_NAMED = 2
 FP8 = "fp8"
@@ -258,6 +260,8 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
     tables = f"{machine.name} tables ({provenance()})"
     if calibration is not None:
         simulated = machine.basis == "calibration"
+        from ._sources import words_of  # most machines were not measured
+
         return words_of(calibration, f"tables ({provenance()})", simulated=simulated)
     attention = "attention as measured on cards of its silicon" if machine.measured_attention else ""
     if machine.alone:

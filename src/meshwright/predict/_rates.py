@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from meshwright.hardware import (
     Chip,
     Fleet,
     MeasuredAttention,
-    MeasuredRuns,
     measured_attention,
 )
 from meshwright.ledger import EXCHANGES
@@ -33,6 +32,9 @@ from meshwright.ledger import EXCHANGES
 from ._factors import NO_FACTORS, Factors, Prior, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
 from ._rate_files import fitted, runs, share_of_peak, single_device_rates
+
+if TYPE_CHECKING:
+    from meshwright.hardware import MeasuredRuns
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.config import RunConfig, huggingface_model
+from meshwright.config import RunConfig, is_own_configuration, model_room
 from meshwright.errors import InputError
 
 from ._configured import Configured, is_configuration
@@ -108,22 +108,12 @@ def _kind_of(words: Sequence[str], options: Collection[str]) -> Kind:
     keys has no counterpart in our configuration.
     """
     is_ours = CONFIGURATION.claims(words)
-    if is_ours and not options and not _is_refused(words[0]):
+    if is_ours and not options and (is_own_configuration(words[0]) or not model_room().is_refused(words[0])):
         return CONFIGURATION
     for kind in (*other_kinds(), FUNCTION):
         if kind.claims(words) and (not is_ours or set(options) <= set(kind.options)):
             return kind
     return CONFIGURATION
-
-
-def _is_refused(text: str) -> bool:
-    """Return whether a text names a Hugging Face model that our configuration has no words for."""
-    found = huggingface_model(text)
-    if found is None:
-        return False
-    from meshwright.config import refusal_of  # reads the tables of all families
-
-    return refusal_of(found[1], found[0]) is not None
 
 
 def program_of(given: Any) -> Program:

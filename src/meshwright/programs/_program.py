@@ -18,12 +18,10 @@ from meshwright.config import Overrides
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, split_reserve
 from meshwright.predict import checked_price, steps_for
-from meshwright.results import Phase, Weighing, ignore
+from meshwright.results import Operated, Phase, Weighing, ignore
 from meshwright.units import parse_count
 
 if TYPE_CHECKING:
-    from meshwright.finishing import Operations
-
     from ._candidates import Candidates
 
 
@@ -55,15 +53,16 @@ class RunLength:
     tokens: float | str | None = None
     tokens_per_step: float | str | None = None
     price_per_device_hour: float | str | None = None
-    operations: Operations | None = None
+    operations: Operated | None = None
 
     def operated(self, made: Weighing) -> Weighing:
         """Return a weighing that says when its run is finished, if its tokens or its operations are given."""
         if self.tokens is None and self.operations is None:
             return made
-        from meshwright.finishing import Operations  # with what it loads: most weighings ask for no day
+        from meshwright.registry import load_registered  # with what it loads: most weighings ask for no day
 
-        return dataclasses.replace(made, operations=self.operations or Operations())
+        unknown: Callable[[], Operated] = load_registered("meshwright.finishing", "operations")
+        return dataclasses.replace(made, operations=self.operations or unknown())
 
     def priced(self, fleet: Fleet) -> Fleet:
         """Return a fleet with this price, if there is one.

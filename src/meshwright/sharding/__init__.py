@@ -1,4 +1,4 @@
-"""Build the mesh of a layout, map named dimensions to the axes that split them, explain sharding errors.
+"""Build the mesh of a layout, and map named dimensions to the axes that split them.
 
 Imports: `config` (axis names and rules), `errors`, jax. Used by: `models`, `step`, `checkpoint`, `training`,
 `worker`.
@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._errors import Surroundings as Surroundings
-    from ._errors import does_not_divide as does_not_divide
-    from ._errors import indivisible as indivisible
-    from ._errors import sharding_error as sharding_error
-    from ._errors import sharding_errors as sharding_errors
     from ._partition_rules import EXPERTS as EXPERTS
     from ._partition_rules import TABLE_ROWS as TABLE_ROWS
     from ._partition_rules import AnyMesh as AnyMesh
@@ -43,5 +38,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._partition_rules import zeros_here as zeros_here
     from ._place import abstract as abstract
     from ._place import place as place
+    from ._uneven import MAKE_GLOBAL as MAKE_GLOBAL
+    from ._uneven import Axes as Axes
+    from ._uneven import Explanation as Explanation
+    from ._uneven import Surroundings as Surroundings
+    from ._uneven import does_not_divide as does_not_divide
+    from ._uneven import indivisible as indivisible
 
 __getattr__, __dir__ = names_on_first_use(__name__)

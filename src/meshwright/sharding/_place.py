@@ -14,7 +14,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwright.config import Problem, input_error
 from meshwright.errors import InputError
 
-from ._errors import axes_of, does_not_divide, indivisible
+from ._partition_rules import axes_of
+from ._uneven import does_not_divide, indivisible
 
 Chosen = Callable[[str, Any], PartitionSpec]
 

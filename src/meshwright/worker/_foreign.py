@@ -34,7 +34,8 @@ from meshwright.config import Problem, input_error
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
 from meshwright.measure import leak_error, noting_leaks_in_threads
-from meshwright.sharding import Surroundings, does_not_divide, indivisible, sharding_error
+from meshwright.registry import load_registered
+from meshwright.sharding import Surroundings, does_not_divide, indivisible
 
 from ._arguments import argument_paths
 from ._deviceless import callbacks_without_devices
@@ -313,6 +314,7 @@ def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) ->
     """Translate JAX's error about a sharding. Return any other error as it is, with `hint`."""
     if isinstance(failed, jax.errors.UnexpectedTracerError):
         return leak_error(failed, f"{what.removesuffix(' failed')} {place_of(failed, JAX)}".rstrip())
+    sharding_error = load_registered("meshwright.errors", "sharding")
     translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)
 

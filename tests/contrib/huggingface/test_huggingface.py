@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.config import huggingface_of_model, load_config, run_of_huggingface
+from meshwright.config import load_config
+from meshwright.contrib.hub import huggingface_of_model, run_of_huggingface
 from meshwright.contrib.huggingface import (
     FirstWeights,
     from_huggingface,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.contrib.texts import open_tokenizer, pieces_of, tokenize
+from meshwright.contrib.texts import TokenFileMetadata, open_tokenizer, pieces_of, read_metadata, tokenize
 from meshwright.contrib.texts._tokenize import (
     Settings,
     TokenPart,
@@ -25,7 +25,6 @@ from meshwright.contrib.texts._tokenize import (
     write_whole,
 )
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.trainer.data import TokenFileMetadata, read_metadata
 
 pytestmark = pytest.mark.once
 

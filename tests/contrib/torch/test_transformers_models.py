@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import meshwright as mw  # noqa: E402
-from meshwright.config import FAMILIES, is_misspelling  # noqa: E402
+from meshwright.contrib.hub import FAMILIES, is_misspelling  # noqa: E402
 from meshwright.contrib.torch import _transformers_module  # noqa: E402
 from meshwright.contrib.torch._transformers_step import transformers_step  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from meshwright.api import change_between, failed_change, faster, weighed_change
 from meshwright.compiler import declared_by
+from meshwright.contrib.changes import change_between, failed_change, faster, weighed_change
 from meshwright.errors import MeshwrightError
 from meshwright.programs import NamedStep, Settings, knobs_of, request_of
 from meshwright.results import Change, Phase, Weighing

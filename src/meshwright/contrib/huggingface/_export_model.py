@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel, huggingface_of_model
+from meshwright.config import RunConfig, TransformerModel
+from meshwright.contrib.hub import huggingface_of_model
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Found, StoredArray
 

@@ -17,14 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import (
-    FAMILIES,
-    RunConfig,
-    TransformerModel,
-    family_of,
-    holds_layers,
-    reads_text_alone,
-)
+from meshwright.config import RunConfig, TransformerModel, holds_layers
+from meshwright.contrib.hub import FAMILIES, family_of, reads_text_alone
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.config import FAMILIES, LoraConfig, RunConfig, TransformerModel, huggingface_of_model
+from meshwright.config import LoraConfig, RunConfig, TransformerModel
+from meshwright.contrib.hub import FAMILIES, huggingface_of_model
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Found, StoredArray
 

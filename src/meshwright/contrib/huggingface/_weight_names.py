@@ -22,14 +22,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import (
-    FAMILIES,
-    Family,
-    TransformerModel,
-    holds_layers,
-    numbers_of_parts,
-    weight_parameters,
-)
+from meshwright.config import TransformerModel, holds_layers
+from meshwright.contrib.hub import FAMILIES, Family, numbers_of_parts, weight_parameters
 from meshwright.errors import InputError, nearest_name
 from meshwright.trainer.models import Parameter, is_parameter
 from meshwright.trainer.models.state_mixer import TAPS

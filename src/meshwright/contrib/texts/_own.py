@@ -15,20 +15,14 @@ from typing import Any
 
 from meshwright.config import RunConfig, TokenFormat
 from meshwright.errors import InputError, nearest_name
-from meshwright.trainer.data import (
-    BYTES,
-    NUM_BYTES,
-    is_binary,
-    metadata_path,
-    other_format,
-    read_metadata,
-    shown_dtype,
-    token_paths,
-)
+from meshwright.trainer.data import BYTES, NUM_BYTES
 
 from ._instructions import end_token
+from ._metadata import metadata_path, read_metadata
 from ._parquet import PARQUET, text_columns
 from ._texts import LINES, Tokenizer, open_tokenizer, tokenizer_path
+from ._token_formats import other_format, token_paths
+from ._widths import is_binary, shown_dtype
 
 MADE_HERE = ("synthetic", "python-stdlib")
 """Sources that need no file, which may be named in place of a path."""

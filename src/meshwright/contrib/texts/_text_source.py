@@ -20,8 +20,9 @@ from pathlib import Path
 from meshwright.compiler import cache_root, limit_bytes, writing_cache
 from meshwright.config import TextData, TokenFileData
 from meshwright.errors import InputError
-from meshwright.trainer.data import TOKEN_SCHEMA, OnProgress, TokenFileMetadata, metadata_path, read_metadata
+from meshwright.trainer.data import OnProgress
 
+from ._metadata import TOKEN_SCHEMA, TokenFileMetadata, metadata_path, read_metadata
 from ._texts import PIECE_BYTES, Tokenizer, open_tokenizer, pieces_of, tokenizer_path
 from ._tokenize import sha256_of, tokenize
 

@@ -31,17 +31,9 @@ import numpy as np
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import open_file, read_json
 from meshwright.subprocesses import safe_path
-from meshwright.trainer.data import (
-    BYTES,
-    DTYPES,
-    TOKEN_SCHEMA,
-    InputMetadata,
-    OnProgress,
-    TokenFileMetadata,
-    metadata_path,
-    read_metadata,
-)
+from meshwright.trainer.data import BYTES, OnProgress
 
+from ._metadata import DTYPES, TOKEN_SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
 from ._texts import PIECE_BYTES, TextPiece, Tokenizer, fragments_in, open_tokenizer, pieces_of
 
 _ENCODED_AT_ONCE = 1 << 20  # characters

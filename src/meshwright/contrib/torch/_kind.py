@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.config import huggingface_model
+from meshwright.contrib.hub import huggingface_model
 from meshwright.errors import InputError
 from meshwright.files import MOST_SOURCE_BYTES, read_text
 from meshwright.hardware import Fleet

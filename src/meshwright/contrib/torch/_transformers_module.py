@@ -17,7 +17,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from meshwright.config import is_misspelling
+from meshwright.contrib.hub import is_misspelling
 from meshwright.errors import InputError
 
 COUNTS = {"layer|depth|block": 1_000, "expert": 10_000}  # published models have up to 160 and 1,000

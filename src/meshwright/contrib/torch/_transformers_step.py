@@ -13,14 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.config import (
-    LONGEST_SEQUENCE,
-    Overrides,
-    check_heads,
-    huggingface_model,
-    refusal_of,
-    text_part,
-)
+from meshwright.config import Overrides
+from meshwright.contrib.hub import LONGEST_SEQUENCE, check_heads, huggingface_model, refusal_of, text_part
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import check_installed
 from meshwright.hardware import Fleet

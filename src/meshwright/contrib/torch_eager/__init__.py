@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
     from ._fakes import explain_failure as explain_failure
     from ._fakes import mode_of as mode_of
     from ._mesh_step import account_on_mesh as account_on_mesh
+    from ._queue import MAIN as MAIN
+    from ._queue import Queue as Queue
     from ._watch import SAVED as SAVED
     from ._watch import TEMPORARY as TEMPORARY
     from ._watch import ModuleStack as ModuleStack

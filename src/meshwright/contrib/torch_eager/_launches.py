@@ -21,9 +21,10 @@ from torch.utils import _pytree as pytree
 from meshwright import ledger
 from meshwright.eager import RankMessage
 from meshwright.errors import InputError
-from meshwright.predict import MAIN, Machine, Mark, Queue, Walked, attention_seconds, unaligned_share
+from meshwright.predict import Machine, Walked, attention_seconds
 
 from ._aten_flops import ATTENTION_RULES, OperationCall, OperationFlops
+from ._queue import MAIN, Mark, Queue, unaligned_share
 from ._rank_traffic import KINDS
 
 # Operations without a kernel, beside views.

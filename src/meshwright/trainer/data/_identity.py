@@ -28,10 +28,8 @@ from meshwright.errors import InputError
 from meshwright.files import open_file, reason
 
 from ._images import idx_files
-from ._mixture import read_mixture
 from ._order import Split
 from ._text_room import text_room
-from ._token_formats import read_paths, token_paths
 
 # Third-party packages, and tests: these are long and repetitive, and not installed everywhere.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -65,6 +63,8 @@ def stdlib_parts(held_out_fraction: float) -> dict[Split, np.ndarray]:
     return {split: np.frombuffer(b"".join(texts), np.uint8) for split, texts in whole.items()}
 
 
+FILES = (TextData, TokenFileData, InstructionData, MixtureData)
+"""Data that are read from files of texts or tokens."""
 BLOCK_BYTES = 1 << 20
 NUM_BLOCKS = 64  # identifies a file of any size in about 0.1 s
 _LEAST_BLOCKS = 2  # of each file, if there are many: the first and the last
@@ -83,15 +83,8 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
         InputError: a file cannot be read.
     """
     data = config.data
-    if isinstance(data, TextData):
-        return files_identity(data.path, text_room().text_paths(data))
-    if isinstance(data, TokenFileData):
-        return files_identity(data.path, _read_by(data))
-    if isinstance(data, InstructionData):
-        return files_identity(data.path, [Path(data.path)])
-    if isinstance(data, MixtureData):
-        files = [path for source in read_mixture(data) for path in _read_by(source.data)]
-        return files_identity(data.path, [Path(data.path), *files])
+    if isinstance(data, FILES):
+        return files_identity(data.path, text_room().files_of(data))
     if isinstance(data, IdxData):
         return files_identity(data.folder, idx_files(Path(data.folder)))
     if isinstance(data, StdlibData):
@@ -104,10 +97,6 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
             "sha256": digest.hexdigest(),
         }
     return None
-
-
-def _read_by(data: TokenFileData) -> list[Path]:
-    return read_paths(token_paths(data.path, data.format), data.format)
 
 
 def files_identity(name: str, paths: Sequence[Path]) -> dict[str, Any]:

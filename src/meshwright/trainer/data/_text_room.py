@@ -1,65 +1,59 @@
-"""Reach what makes token ids of texts: a room outside the core, which an entry point names.
+"""Reach what reads files of texts and tokens: a room outside the core, which an entry point names.
 
 Bytes as token ids need none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
+from meshwright.config import RunConfig
 from meshwright.errors import InputError
-from meshwright.registry import load_registered, registered_names
+from meshwright.registry import load_registered
 
-GROUP, NAME = "meshwright.data", "texts"
+from ._order import Dataset
+
 BYTES = "bytes"
 NUM_BYTES = 256
 OnProgress = Callable[[int, int], None]
 """Called with bytes of text done, and of all texts."""
 
 
-def text_room() -> Any:
-    """Return the room that makes token ids of texts, as a module.
+class FoundData(Protocol):
+    """What makes a run read somebody's data: overrides, and notes on how the data were understood."""
 
-    It has `tokenize`, `tokens_of_texts` and `text_paths` for texts, `open_instructions` for conversations,
-    `open_tokenizer` and `tokenizer_path` for the tokenizers of models, and `own_data`, which finds out what
-    somebody's data are.
+    overrides: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+class TextRoom(Protocol):
+    """Reads files of texts and of tokens, as the core needs it."""
+
+    def open_tokens(self, config: RunConfig, on_progress: OnProgress) -> Dataset:
+        """Return the data set of a run that reads texts or tokens from files."""
+        ...
+
+    def files_of(self, data: Any) -> list[Path]:
+        """Return the files that data are read from, in order."""
+        ...
+
+    def own_data(self, named: str, config: RunConfig, given: Mapping[str, Any]) -> FoundData:
+        """Return what makes a run read the data at a path; `given`: overrides of the user's own."""
+        ...
+
+
+def text_room() -> TextRoom:
+    """Return the room that reads files of texts and of tokens, as a module.
 
     Raises:
         InputError: the installed package names none.
     """
-    if NAME not in registered_names(GROUP):
-        raise InputError(
-            f"nothing installed reads texts: no entry point {NAME!r} of {GROUP!r}",
-            hint="the installed package is older than these sources: install Meshwright again",
-        )
-    return load_registered(GROUP, NAME)
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """Turns texts into token ids and back, as the core needs it."""
-
-    @property
-    def name(self) -> str:
-        """Its file's name, or "bytes"."""
-        ...
-
-    @property
-    def sha256(self) -> str | None:
-        """The hash of its file; None for bytes."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text."""
-        ...
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text of ids."""
-        ...
+    return load_registered("meshwright.data", "texts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

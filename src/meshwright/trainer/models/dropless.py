@@ -1,6 +1,6 @@
 """Run all experts that the tokens chose, however many chose the same: nothing is dropped.
 
-On the device that multiplies, the rows of an expert fill whole tiles (`grouped_products`), as many as it has.
+On the device that multiplies, the rows of an expert lie together, and meet its matrix (`grouped_products`).
 
 Where `expert` splits the experts, devices exchange buffers of a fixed size: of a device's choices, the even
 share of each other device and an eighth more (`sent_rows`). A buffer belongs to a pair of devices, so any
@@ -32,7 +32,6 @@ from .grouped_products import (
     grouped_product,
     grouping_for,
     rows_of_bias,
-    tiles_for,
     tiles_of,
 )
 
@@ -84,10 +83,13 @@ class Run(NamedTuple):
         """Return how this device multiplies `rows` rows."""
         context, split = self.context, self.senders // self.parts  # over `tensor`, the hidden units
         sides = self.config.embed_dim, self.config.mlp_dim // split
-        return grouping_for(rows, self.own, sides, context.platform, context.compute_capability)
+        biased = self.config.expert_bias
+        return grouping_for(
+            rows, self.own, sides, context.platform, context.compute_capability, biased=biased
+        )
 
     def in_tiles(self, x: Array, factors: Array, matrices: Matrices, tiles: Tiles, how: Grouping) -> Array:
-        """Run the experts on rows in tiles."""
+        """Run the experts on rows that are grouped by expert."""
 
         def multiply(x: Array, name: str) -> Array:
             product = grouped_fp8_product if self.context.fp8 else grouped_product
@@ -96,8 +98,9 @@ class Run(NamedTuple):
         def bias_of(name: str) -> Array | None:
             return rows_of_bias(matrices[name], tiles, how.tile) if name in matrices else None
 
-        executed = x.shape[0] if how.by_kernel is None else how.executed
-        with jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}"):
+        if how.by_kernel is not None:  # each kernel has its own padding, and says so
+            return self.mlp(x, factors, Rows(multiply, bias_of))
+        with jax.named_scope(f"needed_{min(how.rows, x.shape[0])}_of_{x.shape[0]}"):
             return self.mlp(x, factors, Rows(multiply, bias_of))
 
 
@@ -142,10 +145,9 @@ def dropless(
 def _on_its_own(tokens: Array, weights: Array, matrices: Matrices, order: Order, run: Run) -> Array:
     """Run all experts on one device, which exchanges no rows."""
     how = run.grouping(weights.size)
-    num_tiles = tiles_for(weights.size, run.own, how.tile)
-    tiles = tiles_of(order.counts, num_tiles, how.tile)
-    slots = tiles.start[order.expert] * how.tile + order.rank
-    places = places_of(slots, jnp.ones(slots.shape, bool), num_tiles * how.tile)
+    tiles = tiles_of(order.counts, weights.size, how)
+    slots = tiles.first[order.expert] + order.rank
+    places = places_of(slots, jnp.ones(slots.shape, bool), how.num_slots(weights.size))
     factors = matched(weights, places)[:, None]
     return receive(run.in_tiles(send(tokens, places), factors, matrices, tiles, how), places)
 
@@ -173,32 +175,32 @@ def _round(
     factors = exchange(matched(weights, places).reshape(run.parts, size, 1), run.context)
     edges = (jnp.clip(edge - low, 0, size)[:, None] for edge in (starts, starts + counts))
     begin, end = (exchange(edge, run.context).reshape(-1, run.own) for edge in edges)
-    within, tiles = _tiled(begin, end, size, how)
+    within, tiles = _grouped(begin, end, size, how)
     rows = send(arrived.reshape(-1, arrived.shape[-1]), within)
     out = run.in_tiles(rows, send(factors.reshape(-1, 1), within), matrices, tiles, how)
     out = exchange_back(receive(out, within).reshape(arrived.shape), run.context)
     return receive(out.reshape(run.parts * size, -1), places)
 
 
-def _tiled(
+def _grouped(
     begin: Int[Array, "senders own"], end: Int[Array, "senders own"], size: int, how: Grouping
 ) -> tuple[Places, Tiles]:
-    """Put the rows that arrived into tiles of one expert: by expert, then by sender.
+    """Group the rows that arrived by expert, then by sender.
 
     Args:
         begin, end: of each sender's `size` rows, those of each expert.
     """
     senders, own = begin.shape
     counts = end - begin
-    tiles = tiles_of(counts.sum(axis=0), tiles_for(senders * size, own, how.tile), how.tile)
-    first = tiles.start[:-1][None] * how.tile + jnp.cumsum(counts, axis=0) - counts
+    tiles = tiles_of(counts.sum(axis=0), senders * size, how)
+    first = tiles.first[None] + jnp.cumsum(counts, axis=0) - counts
     row = jnp.arange(size, dtype=jnp.int32)
     # The expert of each row, by the ends that lie at or before it.
     expert = (end[:, None] <= row[None, :, None]).astype(jnp.int32).sum(axis=2)
     is_filled = expert < own
     expert = jnp.minimum(expert, own - 1)
     slots = row[None] + jnp.take_along_axis(first - begin, expert, axis=1)
-    num_slots = tiles.expert.size * how.tile
+    num_slots = how.num_slots(senders * size)
     return places_of(slots.reshape(-1, 1), is_filled.reshape(-1, 1), num_slots), tiles
 
 

@@ -1,7 +1,8 @@
 """Multiply tiles of rows with the matrices of their experts, as Pallas (Triton) kernels for NVIDIA's GPUs.
 
 `grouped_products` says what is computed. A program of the grid computes one block of a tile's results, or of
-an expert's matrix of gradients, by steps along the depth. Sums are in float32.
+an expert's matrix of gradients, by steps along the depth. Sums are in float32. A tile begins at any row: a
+program reads rows of the next expert with its own, and does not store what it made of them.
 
 The programs of a tile are neighbours in the grid, so that its rows stay in the cache (L2); where there are
 many columns, the programs of a few tiles share a group of columns (the grid is swizzled by `GROUP`).
@@ -72,45 +73,62 @@ def _widths(dtype: Any) -> int:
     return max(1, jnp.dtype(dtype).itemsize // 2)
 
 
-def _cost(how: Grouping, inputs: int, outputs: int, x: Array) -> pl.CostEstimate:
-    size = x.dtype.itemsize
-    moved = how.executed * (inputs + outputs) + how.experts * inputs * outputs
-    return pl.CostEstimate(
-        flops=2 * how.executed * inputs * outputs, transcendentals=0, bytes_accessed=moved * size
-    )
+def _cost(executed: int, how: Grouping, inputs: int, outputs: int, x: Array) -> pl.CostEstimate:
+    moved = executed * (inputs + outputs) + how.experts * inputs * outputs
+    flops, moved_bytes = 2 * executed * inputs * outputs, moved * x.dtype.itemsize
+    return pl.CostEstimate(flops=flops, transcendentals=0, bytes_accessed=moved_bytes)
+
+
+def _needed(executed: int, how: Grouping) -> Any:
+    """Return the scope that tells the counter of model FLOPs which share of the rows is no padding."""
+    return jax.named_scope(f"needed_{min(how.rows, executed)}_of_{executed}")
+
+
+def _own_rows(begin: Any, end: Any, size: int, num_rows: int) -> tuple[Any, Array]:
+    """Return `size` rows of an array from `begin` on, and which of them [size, 1] lie before `end`.
+
+    Where the array ends earlier, rows before `begin` are taken with them, which are not its own either.
+    """
+    at = jnp.minimum(begin, num_rows - size)
+    number = at + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
+    return pl.ds(at, size), (number >= begin) & (number < end)
 
 
 def by_matrix(
     x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
 ) -> Array:
-    """Multiply each tile of `x` with its expert's matrix; the tiles beyond the last row give zeros.
+    """Multiply each tile of `x` with its expert's matrix; rows beyond the last one give zeros.
 
     `x` and the matrices have one format. The sums are rounded to `dtype`.
     """
     depth, columns = matrices.shape[axes.summed], matrices.shape[axes.left]
     block = _blocks(how).by_matrix
     block = _fitted(block._replace(depth=block.depth // _widths(x.dtype)), columns, depth)
-    num_tiles = x.shape[0] // how.tile
+    num_tiles, executed = tiles.expert.size, how.executed(how.tile)
     call = pl.pallas_call(
         partial(_by_matrix, how=how, axes=axes, block=block, num_tiles=num_tiles),
         out_shape=jax.ShapeDtypeStruct((x.shape[0], columns), dtype),
         grid=(num_tiles * (columns // block.columns),),
-        cost_estimate=_cost(how, depth, columns, x),
+        cost_estimate=_cost(executed, how, depth, columns, x),
         compiler_params=plgpu.CompilerParams(num_warps=block.warps, num_stages=block.stages),
         interpret=how.interpret,
         name="experts_by_transpose" if axes.summed > axes.left else "experts_by_matrix",
     )
-    return call(tiles.expert, x, matrices)
+    with _needed(executed, how):
+        return call(tiles.expert, tiles.begin, tiles.end, x, matrices)
 
 
 def _by_matrix(
-    expert_ref: Any, x_ref: Any, matrix_ref: Any, out_ref: Any, *,
+    expert_ref: Any, begin_ref: Any, end_ref: Any, x_ref: Any, matrix_ref: Any, out_ref: Any, *,
     how: Grouping, axes: Axes, block: Block, num_tiles: int,
 ) -> None:  # fmt: skip
     depth, columns = x_ref.shape[1], out_ref.shape[1]
     tile, column = _place(pl.program_id(0), num_tiles, columns // block.columns)
-    rows, width = pl.ds(tile * how.tile, how.tile), pl.ds(column * block.columns, block.columns)
-    expert = expert_ref[tile]
+    rows, own = _own_rows(begin_ref[tile], end_ref[tile], how.tile, x_ref.shape[0])
+    expert, width = expert_ref[tile], pl.ds(column * block.columns, block.columns)
+
+    def store(block: Array) -> None:
+        plgpu.store(out_ref.at[rows, width], block, mask=jnp.broadcast_to(own, block.shape))
 
     @pl.when(expert < how.experts)
     def multiply() -> None:
@@ -121,11 +139,11 @@ def _by_matrix(
 
         start = jnp.zeros((how.tile, block.columns), jnp.float32)
         total = jax.lax.fori_loop(0, depth // block.depth, step, start)
-        out_ref[rows, width] = total.astype(out_ref.dtype)
+        store(total.astype(out_ref.dtype))
 
     @pl.when(expert == how.experts)
     def fill() -> None:
-        out_ref[rows, width] = jnp.zeros((how.tile, block.columns), out_ref.dtype)
+        store(jnp.zeros((how.tile, block.columns), out_ref.dtype))
 
 
 def _index(axes: Axes, expert: Any, summed: Any, left: Any) -> tuple[Any, ...]:
@@ -149,7 +167,7 @@ def _place(program: Array, num_tiles: int, num_columns: int) -> tuple[Array, Arr
 def of_matrices(
     x: Array, gradient: Array, tiles: Tiles, how: Grouping, axes: Axes, dtype: jax.typing.DTypeLike
 ) -> Array:
-    """Return x[tile]^T gradient[tile], summed over the tiles of each expert, in `dtype`.
+    """Return x^T gradient over the rows of each expert, in `dtype`.
 
     If one of them has eight bits, it is multiplied in the format of the other.
     """
@@ -159,38 +177,42 @@ def of_matrices(
     block = _fitted(_blocks(how).of_matrices, outputs, inputs)
     sizes = _index(axes, how.experts, inputs, outputs)
     is_narrow = x.dtype.itemsize < gradient.dtype.itemsize
+    wide = jnp.promote_types(*(jnp.bfloat16 if a.dtype.itemsize == 1 else a.dtype for a in (x, gradient)))
+    step = min(STEP // _widths(wide), how.tile)
+    executed = how.executed(step)
     call = pl.pallas_call(
-        partial(_of_matrices, how=how, axes=axes, block=block, gradient_first=is_narrow),
+        partial(_of_matrices, axes=axes, block=block, step=step, wide=wide, gradient_first=is_narrow),
         out_shape=jax.ShapeDtypeStruct(sizes, dtype),
         grid=(inputs // block.depth, outputs // block.columns, how.experts),
-        cost_estimate=_cost(how, inputs, outputs, x),
+        cost_estimate=_cost(executed, how, inputs, outputs, x),
         compiler_params=plgpu.CompilerParams(num_warps=block.warps, num_stages=block.stages),
         interpret=how.interpret,
         name="experts_of_matrices",
     )
     # The operand in whose format the kernel multiplies comes first: the ledger takes it for the kernel's.
-    return call(tiles.start, gradient, x) if is_narrow else call(tiles.start, x, gradient)
+    with _needed(executed, how):
+        return call(tiles.first, tiles.last, *((gradient, x) if is_narrow else (x, gradient)))
 
 
 def _of_matrices(
-    start_ref: Any, x_ref: Any, gradient_ref: Any, out_ref: Any, *,
-    how: Grouping, axes: Axes, block: Block, gradient_first: bool,
+    first_ref: Any, last_ref: Any, x_ref: Any, gradient_ref: Any, out_ref: Any, *,
+    axes: Axes, block: Block, step: int, wide: Any, gradient_first: bool,
 ) -> None:  # fmt: skip
     if gradient_first:
         x_ref, gradient_ref = gradient_ref, x_ref
     row, column, expert = (pl.program_id(axis) for axis in range(3))
     inputs, outputs = pl.ds(row * block.depth, block.depth), pl.ds(column * block.columns, block.columns)
-    wide = jnp.promote_types(
-        *(jnp.bfloat16 if a.dtype.itemsize == 1 else a.dtype for a in (x_ref, gradient_ref))
-    )
-    size = min(STEP // _widths(wide), how.tile)
-    steps = how.tile // size  # of a tile
+    first, last = first_ref[expert], last_ref[expert]
 
-    def step(i: Array, total: Array) -> Array:
-        rows = pl.ds(i * size, size)
-        x, gradient = x_ref[rows, inputs], gradient_ref[rows, outputs]
-        return total + _dot(x.astype(wide), gradient.astype(wide), 0, 0)
+    def add(i: Array, total: Array) -> Array:
+        rows, own = _own_rows(first + i * step, last, step, x_ref.shape[0])
+
+        def read(ref: Any, columns: Any) -> Array:  # zeros for the rows of the next expert
+            mask = jnp.broadcast_to(own, (step, columns.size))
+            return plgpu.load(ref.at[rows, columns], mask=mask, other=0.0).astype(wide)
+
+        return total + _dot(read(x_ref, inputs), read(gradient_ref, outputs), 0, 0)
 
     start = jnp.zeros((block.depth, block.columns), jnp.float32)
-    total = jax.lax.fori_loop(start_ref[expert] * steps, start_ref[expert + 1] * steps, step, start)
+    total = jax.lax.fori_loop(0, (last - first + step - 1) // step, add, start)
     out_ref[_index(axes, expert, inputs, outputs)] = total.astype(out_ref.dtype)

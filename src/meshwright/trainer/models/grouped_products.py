@@ -1,11 +1,13 @@
 """Multiply rows that are grouped by expert with the matrix of their expert, without padding to a capacity.
 
-The rows of an expert fill whole tiles, the last of them in part; rows that fill nothing are zeros. So each
-tile meets one matrix, and a product of all rows needs 2 x rows x inputs x outputs FLOPs and no row is
-dropped. `lax.ragged_dot` has the same result, but XLA multiplies every row with every matrix on GPUs.
+The rows of an expert are multiplied in tiles, the last of them in part. So each tile meets one matrix, and a
+product of all rows needs 2 x rows x inputs x outputs FLOPs and no row is dropped. `lax.ragged_dot` has the
+same result, but XLA multiplies every row with every matrix on GPUs.
 
-On NVIDIA GPUs these are kernels of our own, in Pallas (Triton). The tiles beyond the last row are skipped.
-Elsewhere, and where a width has no factor of 16, a loop over all tiles computes the same.
+On NVIDIA GPUs since Ampere these are kernels of our own, in Pallas (Triton). The rows of an expert follow
+those of the one before it (`packed`): a tile begins at any row, and stores those of its rows that belong to
+its expert. Tiles beyond the last row are skipped. Elsewhere, and where a width has no factor of 16, a loop
+over all tiles computes the same. There each expert begins at a tile, and rows that fill nothing are zeros.
 
 Three products are needed, where E is a tile's expert:
     forward            y[tile]  = x[tile] W[E]
@@ -29,17 +31,22 @@ from .eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
 
 LEAST_ROWS = 16  # of a tile: a GPU's matrix unit takes no fewer
 LEAST_WIDTH = 16  # a factor of each side of a matrix that the kernels take
+OLDEST = (8, 0)  # the first compute capability, Ampere's, for which Triton compiles
 
 
 class Tiles(NamedTuple):
-    """Say which expert each tile of rows belongs to.
+    """Say where the rows of each expert lie, and which rows and expert each tile has.
 
     `expert` [tiles]: the expert of each tile; the number of experts for the tiles beyond the last row.
-    `start` [experts + 1]: the first tile of each expert, and the first beyond the last row.
+    `begin`, `end` [tiles]: the first row of each tile, and the row after its last one.
+    `first`, `last` [experts]: the first row of each expert, and the row after its last one.
     """
 
     expert: Int[Array, " tiles"]
-    start: Int[Array, " experts+1"]
+    begin: Int[Array, " tiles"]
+    end: Int[Array, " tiles"]
+    first: Int[Array, " experts"]
+    last: Int[Array, " experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +54,29 @@ class Grouping:
     """The sizes of a grouped product that are known before the run.
 
     `tile`: rows of a tile. `rows`: rows that the products need if the load is even. `by_kernel`: the compute
-    capability of the NVIDIA GPU for which they run as kernels; None: they run as a loop. `interpret`: run the
-    kernels' programs on any device, slowly.
+    capability of the NVIDIA GPU for which they run as kernels; None: they run as a loop. `packed`: no row
+    lies between those of two experts, which kernels alone can multiply. `interpret`: run the kernels'
+    programs on any device, slowly.
     """
 
     tile: int
     rows: int
     experts: int
     by_kernel: tuple[int, int] | None
+    packed: bool = False
     interpret: bool = False
 
-    @property
-    def executed(self) -> int:
-        """Return the rows that are multiplied: by a kernel with half a tile of padding for each expert."""
-        return self.rows + self.experts * self.tile // 2
+    def executed(self, step: int) -> int:
+        """Return the rows that a kernel multiplies: each expert's in steps, the last of them half full."""
+        return self.rows + self.experts * step // 2
+
+    def num_tiles(self, most: int) -> int:
+        """Return how many tiles hold `most` rows, and those beyond the last row up to `most`."""
+        return tiles_for(most, self.experts, self.tile) + self.packed
+
+    def num_slots(self, most: int) -> int:
+        """Return how many rows an array has that holds `most` rows, however they are spread."""
+        return max(most, self.tile) if self.packed else self.num_tiles(most) * self.tile
 
 
 def tiles_for(rows: int, experts: int, tile: int) -> int:
@@ -85,11 +101,27 @@ def tile_rows(rows: int, experts: int) -> int:
     return size
 
 
-def tiles_of(counts: Int[Array, " experts"], num_tiles: int, tile: int) -> Tiles:
-    """Assign tiles to experts, in their order, by the number of rows of each."""
-    start = jnp.cumulative_sum((counts + tile - 1) // tile, include_initial=True)
-    before = start[1:][None] <= jnp.arange(num_tiles, dtype=counts.dtype)[:, None]
-    return Tiles(before.astype(jnp.int32).sum(axis=1), start.astype(jnp.int32))
+def tiles_of(counts: Int[Array, " experts"], most: int, how: Grouping) -> Tiles:
+    """Place the rows of each expert and its tiles, in the order of the experts.
+
+    Args:
+        counts: the rows of each expert.
+        most: the most rows that there may be. The array that holds them has `how.num_slots(most)`.
+        how: the sizes.
+
+    >>> how = Grouping(tile=2, rows=3, experts=2, by_kernel=(9, 0), packed=True)
+    >>> tiles = tiles_of(jnp.array([1, 2]), 3, how)
+    >>> tiles.first.tolist(), tiles.last.tolist(), tiles.begin.tolist()
+    ([0, 1], [1, 3], [0, 1, 3])
+    """
+    start = jnp.cumulative_sum((counts + how.tile - 1) // how.tile, include_initial=True)
+    edges = jnp.cumulative_sum(counts, include_initial=True) if how.packed else start * how.tile
+    number = jnp.arange(how.num_tiles(most), dtype=counts.dtype)
+    expert = (start[1:][None] <= number[:, None]).astype(jnp.int32).sum(axis=1)
+    begin = edges[expert] + (number - start[expert]) * how.tile
+    after = jnp.append(edges[1:], how.num_slots(most))
+    end = jnp.minimum(begin + how.tile, after[expert])
+    return Tiles(*(a.astype(jnp.int32) for a in (expert, begin, end, edges[:-1], edges[:-1] + counts)))
 
 
 class Axes(NamedTuple):
@@ -114,7 +146,7 @@ def grouped_product(x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes
     """Multiply each tile of `x` [rows, inputs] with the matrix of its expert, in the format of `x`.
 
     Args:
-        x: the rows in tiles; those that fill nothing are zeros.
+        x: the rows; those that fill nothing are zeros.
         matrices: of three axes. They are rounded to the format of `x`. Their gradient has their own format.
         tiles: of rows.
         how: the sizes, and what computes.
@@ -122,7 +154,7 @@ def grouped_product(x: Array, matrices: Array, tiles: Tiles, how: Grouping, axes
 
     >>> import jax.numpy as jnp
     >>> how = Grouping(tile=2, rows=3, experts=2, by_kernel=None)
-    >>> tiles = tiles_of(jnp.array([1, 2]), 2, how.tile)
+    >>> tiles = tiles_of(jnp.array([1, 2]), 3, how)
     >>> x, matrices = jnp.array([[1.0], [0.0], [2.0], [3.0]]), jnp.array([[[10.0]], [[100.0]]])
     >>> grouped_product(x, matrices, tiles, how, Axes())[:, 0].tolist()
     [10.0, 0.0, 200.0, 300.0]
@@ -227,7 +259,7 @@ grouped_fp8_product.defvjp(_fp8_forward, _fp8_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rows_of_bias(bias: Array, tiles: Tiles, tile: int) -> Array:
-    """Return for each row in tiles of `tile` rows the bias [experts, outputs] of its expert.
+    """Return for each row the bias [experts, outputs] of its expert, which begins at a tile of `tile` rows.
 
     The gradient is summed over the rows of each tile, and over tiles by a product with zeros and ones: a GPU
     would choose the order in which a scatter adds them.
@@ -266,12 +298,21 @@ def _kernels() -> Any:
 
 
 def grouping_for(
-    rows: int, experts: int, sides: tuple[int, int], platform: str, capability: tuple[int, int]
-) -> Grouping:
+    rows: int, experts: int, sides: tuple[int, int], platform: str, capability: tuple[int, int],
+    *, biased: bool = False,
+) -> Grouping:  # fmt: skip
     """Return how to multiply `rows` rows of `experts` experts with matrices of these sides on a platform.
 
-    On NVIDIA's GPUs kernels do, if both sides have a factor of `LEAST_WIDTH`.
+    On NVIDIA's GPUs since Ampere kernels do, if both sides have a factor of `LEAST_WIDTH`. The rows of
+    experts with biases begin at tiles, since a bias is added to whole tiles.
     """
-    takes_kernels = platform == "cuda" and all(side % LEAST_WIDTH == 0 for side in sides)
+    is_taken = capability >= OLDEST and all(side % LEAST_WIDTH == 0 for side in sides)
+    takes_kernels = platform == "cuda" and is_taken
     by_kernel = capability if takes_kernels else None
-    return Grouping(tile=tile_rows(rows, experts), rows=rows, experts=experts, by_kernel=by_kernel)
+    return Grouping(
+        tile=tile_rows(rows, experts),
+        rows=rows,
+        experts=experts,
+        by_kernel=by_kernel,
+        packed=takes_kernels and not biased,
+    )

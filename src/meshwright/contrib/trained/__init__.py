@@ -1,0 +1,13 @@
+"""Use what a run has trained: text that its model writes, and its parameters as a file.
+
+Imports: all of the core. Used by: users, through `meshwright sample` and `meshwright export`.
+"""
+
+from typing import TYPE_CHECKING
+
+from meshwright.lazy_imports import names_on_first_use
+
+if TYPE_CHECKING:
+    from ._sample_run import sample_run as sample_run
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -1,0 +1,33 @@
+"""What the core does without the rooms that read texts and models, as where an older package is installed."""
+
+import importlib.metadata
+import json
+
+import pytest
+
+from meshwright.config import load_config
+from meshwright.errors import InputError
+from meshwright.trainer.data import open_data
+
+
+@pytest.fixture(autouse=True)
+def _without_rooms(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: importlib.metadata.EntryPoints())
+
+
+def test_without_the_room_texts_are_refused_in_words_and_bytes_are_read(tmp_path):
+    (tmp_path / "a.txt").write_text("words " * 1000)
+    texts = load_config("bytes-nano", ("data.source=text", f"data.path={tmp_path / 'a.txt'}"))
+    with pytest.raises(InputError, match=r"no entry point 'texts' of 'meshwright\.data'") as refused:
+        open_data(texts)
+    assert "install Meshwright again" in refused.value.hint
+    assert open_data(load_config("bytes-nano")).batch(0, "train")["tokens"].any()
+
+
+def test_without_the_room_models_of_others_are_refused_in_words_and_presets_are_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for text in ("Qwen/Qwen2.5-7B", str(tmp_path)):
+        with pytest.raises(InputError, match=r"no entry point 'hub' of 'meshwright\.models'") as refused:
+            load_config(text)
+        assert "install Meshwright again" in refused.value.hint
+    assert load_config("llama3-8b").model.num_layers == 32
