@@ -28,7 +28,7 @@ A prediction has an interval that should hold nine measured times of ten. Its wi
 the run: chip and format, and whether there are experts. Waits for messages widen it, because the time of a
 message is taken as known within a factor of 1.5 only. "Source left out": the width is taken by one rule from
 all other sources, or, where these have fewer than 15 runs of it, from all their runs without experts. All
-runs with experts but one are of one source, so none can be left out there."""
+runs with experts but two are of one source, so none can be left out there."""
 OF_CLASSES = """In {inside} of {count} classes of at least 15 runs (by source, chip, layout, fleet, stack and
 width) {least:.0f} to {most:.0f} % of the intervals hold{how}. If each interval held with the
 odds of all, it would be {low:.0f} to {high:.0f} classes, by chance alone."""

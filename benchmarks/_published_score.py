@@ -103,6 +103,7 @@ def _predicted(row: Expressed, weighed: mw.Weighing, executions: Executions) -> 
         weighed.ledger,
         num_devices=row.fleet.num_devices,
         tokens_per_step=weighed.compiled.tokens_per_step,
+        also=(EXPERTS,) if row.experts else (),
     )
     whole = None
     if row.stack.waits_for_reductions or row.experts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -280,6 +280,16 @@ that day. What was corrected since in sight of these runs is no part of them; a 
 same runs is fitted."""
 
 
+def compiled_at(rows: Sequence[Row]) -> list[str]:
+    """Return a line that says at which commits programs were compiled; none where no row says it."""
+    count = Counter(row.get("compiled_at", "") for row in rows)
+    if not any(count):
+        return []
+    where = {commit: f"at `{commit[:7]}`" if commit else "where it is not known" for commit in count}
+    told = ", ".join(f"{number} {where[commit]}" for commit, number in count.most_common())
+    return ["", f"Our programs were compiled: {told}. The rest of a prediction is of the record's commit."]
+
+
 def page(
     record: Record,
     name: str,
@@ -305,6 +315,7 @@ def page(
         *FITTED_HEAD.format(count=len(rows), record=name).splitlines(),
         "",
         held,
+        *compiled_at(rows),
         "",
         f"![Measured over predicted step time, by source and kind]({PICTURE})",
         "",

@@ -61,6 +61,7 @@ CLASSES = {
     "head in the last stage": "matmul",
     "launches by the host": "launch",
     "reductions over tensor": "all-reduce",
+    "messages over tensor": "all-gather",  # as many reduce-scatters, of the same bytes
     "sums of tied tables": "all-reduce",
     "broadcasts of weights": "all-gather",
     "slower products": "matmul",

@@ -1,12 +1,13 @@
 """Published training runs predicted: their steps compiled for their fleets, set beside what was measured.
 
 Run: python benchmarks/predict_published.py --runs CSV [--runs CSV] [--ids FILE] [--sample N] [--seed S]
-     [--tpus] [--again RECORD] [--json] [--list] [--record] [--seal FILE | --open FILE]
+     [--tpus] [--again RECORD [--compile FILE]] [--json] [--list] [--record] [--seal FILE | --open FILE]
 CSV has the columns of the survey of published runs (id, source, ..., notes) or those of vTrain's runs;
 a TOML file has [[run]] with the survey's columns. --sample draws N rows that our layouts can express, spread
 over sources, at most 15 of one; --ids takes the rows that a file names; --list prints the rows and scores
-nothing. --again takes the seconds of our programs from a record, and compiles the rows that it lacks alone:
-of the others only what stacks do otherwise is computed. --seal predicts rows without a look at a measured
+nothing. --again takes the seconds of our programs from a record, and compiles the rows that it lacks, and
+those of --compile: of the others only what stacks do otherwise is computed. A row says at which commit its
+program was compiled (`compiled_at`). --seal predicts rows without a look at a measured
 column and writes the predictions, with hashes of all that they come from, into a new *seal*.json; --open sets
 the measurements beside them, once, and refuses where anything has changed. Whether other rows are fitted or
 seen stands in row_kinds.toml; every table says it. What is assumed where a row does not say stands in
@@ -21,7 +22,7 @@ import random
 import re
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +48,7 @@ from _published_seal import (
     write_seal,
 )
 from _published_table import configuration_of, release_of, rows_of
-from _record import write_record
+from _record import commit, write_record
 
 SCHEMA = 2
 OLDER = "the same configuration in another row, of the same or a later date"
@@ -114,6 +115,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     words = "take our programs' seconds from this record, and compile only other rows; may be repeated"
     parser.add_argument("--again", type=Path, metavar="RECORD", action="append", default=[], help=words)
+    words = "compile the rows that this file names, one id a line, although a record has them"
+    parser.add_argument("--compile", type=Path, metavar="FILE", help=words)
     parser.add_argument("--jobs", type=int, default=1, help="compile so many at once")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--list", action="store_true", help="print the rows' ids, and score nothing")
@@ -126,6 +129,8 @@ def arguments() -> argparse.Namespace:
     asked = parser.parse_args()
     if (asked.seal or asked.opens) and (asked.again or asked.record):
         parser.error("--seal and --open write files of their own: leave out --again and --record")
+    if asked.compile and not asked.again:
+        parser.error("--compile names rows of a record of --again; without one all rows are compiled")
     if asked.opens and (asked.ids or asked.sample is not None):
         parser.error("--open opens all rows of a seal: leave out --ids and --sample")
     return asked
@@ -144,9 +149,13 @@ def scored_now(
 
 
 def scored_from(known: list[dict[str, Any]], rows: list[Expressed], jobs: int) -> list[dict[str, Any]]:
-    """Score rows by the seconds that a record has of our programs; compile those that it lacks."""
-    by_id = {row["id"]: row for row in known}
-    new = {row["id"]: row for row in scored_now([row for row in rows if row.id not in by_id], jobs)}
+    """Score rows by the seconds that a record has of our programs; compile those that it lacks.
+
+    A row says at which commit it was compiled, where that is known.
+    """
+    by_id, at = {row["id"]: row for row in known}, commit()
+    compiled = scored_now([row for row in rows if row.id not in by_id], jobs)
+    new = {row["id"]: {**row, "compiled_at": at} for row in compiled}
     return [scored_again(row, by_id[row.id]) if row.id in by_id else new[row.id] for row in rows]
 
 
@@ -189,10 +198,15 @@ def open_seal(asked: argparse.Namespace) -> None:
 def command_line() -> str:
     """Return how this script was called, without the folders of its files."""
     return re.sub(
-        r"--(runs|seal|ids|again) \S*/",
+        r"--(runs|seal|ids|again|compile) \S*/",
         r"--\1 ",
         " ".join(["python benchmarks/predict_published.py", *sys.argv[1:]]),
     )
+
+
+def ids_in(path: Path) -> set[str]:
+    """Return the ids that a file names, one a line; lines with # are comments."""
+    return {line.split()[0] for line in path.read_text().splitlines() if line.strip() and line[0] != "#"}
 
 
 def chosen_rows(asked: argparse.Namespace) -> tuple[list[Expressed], dict[str, list[str]]]:
@@ -205,7 +219,7 @@ def chosen_rows(asked: argparse.Namespace) -> tuple[list[Expressed], dict[str, l
         for reason, ids in reasons.items():
             others[reason] += ids
     if asked.ids:
-        wanted = {line.split()[0] for line in asked.ids.read_text().splitlines() if line and line[0] != "#"}
+        wanted = ids_in(asked.ids)
         if missing := wanted - {row.id for row in rows}:
             sys.exit(f"not among the rows that can be expressed: {' '.join(sorted(missing))}")
         if left := [row.id for row in rows if row.id not in wanted]:
@@ -238,7 +252,8 @@ def main() -> None:
 def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
     """Predict rows beside what was measured, print that, and write the record if asked."""
     known = {path.name: tomllib.loads(path.read_text()) for path in asked.again}
-    rows_known = [row for record in known.values() for row in record["row"]]
+    anew = ids_in(asked.compile) if asked.compile else set()
+    rows_known = [row for record in known.values() for row in record["row"] if row["id"] not in anew]
     scored = scored_from(rows_known, rows, asked.jobs)
     summary = summary_of(scored)
     answer = {"schema": SCHEMA, "rows": scored, "inexpressible": others, "summary": summary}
@@ -246,10 +261,12 @@ def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[st
     if asked.record:
         facts = {"summary": summary, "inexpressible": {reason: len(ids) for reason, ids in others.items()}}
         if known:
-            why = "the models of stacks were computed again; our programs' seconds are those of that record"
+            at = Counter(row.get("compiled_at", "not known") for row in scored)
+            why = "the models of stacks were computed again; these programs' seconds are those of that record"
             facts["carried"] = {
                 "commits": {name: record["commit"] for name, record in known.items()},
                 "rows": len({row["id"] for row in scored} & {row["id"] for row in rows_known}),
+                "compiled_at": dict(at.most_common()),
                 "why": why,
             }
         write_record(

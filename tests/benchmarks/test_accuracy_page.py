@@ -62,6 +62,14 @@ def test_a_group_has_its_own_line_and_small_ones_share_one(record):
     assert "| 1 | the step could not be compiled |" in text
 
 
+def test_the_page_says_at_which_commits_programs_were_compiled(record):
+    assert "Our programs were compiled" not in page(record, "today.toml")
+    for each in record["row"][:2]:
+        each["compiled_at"] = "0123456789ab"
+    text = page(record, "today.toml")
+    assert "Our programs were compiled: 11 where it is not known, 2 at `0123456`." in text
+
+
 def test_the_first_figures_leave_each_source_out_of_the_fit(record):
     lines = page(record, "today.toml").splitlines()
     blind = next(line for line in lines if line.startswith("| fitted | 13 | each source left out"))
@@ -210,3 +218,24 @@ def test_the_page_says_which_classes_of_runs_their_intervals_hold(record):
 
 def test_a_page_of_rows_without_widths_has_no_section_of_intervals(record):
     assert "## Intervals" not in page(record, "today.toml")
+
+
+def test_runs_of_experts_have_lines_and_rules_by_their_kind(record):
+    experts = {
+        "experts": "experts in one domain, fp8",
+        "configuration": "a",
+        "ours_seconds": 1.3,
+        "otherwise_seconds": {"fused kernels": -0.2, "messages beside products": -0.1},
+    }
+    for each, kind in zip(record["row"], ("seen", "fitted", "fitted"), strict=False):
+        each |= {**experts, "kind": kind, "predicted_seconds": 1.0, "error": 0.0}
+    text = page(record, "today.toml")
+    assert "3 runs of mixtures of experts, of 1 configurations" in text
+    figures = "30.0 % | +30.0 % | 0.0 % | 0.0 % | +0.0 %"
+    assert f"| experts in one domain, fp8 | fitted | 2 | {figures} |" in text
+    assert f"| all | seen | 1 | {figures} |" in text
+    of_seen, of_fitted = text.split("What each rule changes in ")[1:]
+    assert of_seen.startswith("seen runs")
+    assert "| after | ours (1) | all |" in of_seen
+    assert "| fused kernels | 10.0 %, +10.0 % | 10.0 %, +10.0 % |" in of_seen
+    assert "| after | ours (2) | all |" in of_fitted

@@ -1,14 +1,19 @@
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
 
+import _published_score
 from _published_interval import ends_of, interval_of, quantiles, waits_in, weights, with_left_out
 from _published_rows import express_measured
-from _published_score import scored_again, spread
+from _published_score import score, scored_again, spread
+from test_published_rows import QWEN
 
 from meshwright.predict import ends_with_waits, widths
 from tests.benchmarks.rows import SIZES
@@ -115,6 +120,31 @@ def test_a_row_of_a_record_gets_the_interval_of_today():
     assert found["low_seconds"] == pytest.approx(low * found["predicted_seconds"], rel=1e-3)
     without = {key: value for key, value in told.items() if key not in ("low_seconds", "high_seconds")}
     assert "holds" not in scored_again(row, without)
+
+
+def test_a_row_of_experts_has_the_same_interval_compiled_and_from_a_record(monkeypatch):
+    row = express_measured({**QWEN, "tokens_per_s_per_device": "10000"})
+    slices = {"matmul": 2.4, "all-to-all[expert]": 0.6}
+    walked = _published_score.Walked(
+        seconds=3.0,
+        total=slices,
+        exposed=slices,
+        flops=Counter({"fp8-e4m3": 1}),
+        transfers={"all-to-all[expert]": "expert"},
+    )
+    flops, memory = SimpleNamespace(model=1, executed=1), SimpleNamespace(reserved_bytes=1)
+    ledger = SimpleNamespace(flops=flops, unpriced=(), memory=memory)
+    compiled = SimpleNamespace(mesh_axes={}, routing=None, tokens_per_step=1)
+    weighed = SimpleNamespace(ledger=ledger, compiled=compiled, folder=None)
+    monkeypatch.setattr(_published_score, "weighed_run", lambda row, notes: (weighed, "full"))
+    monkeypatch.setattr(_published_score, "executions_in", lambda *given: None)
+    monkeypatch.setattr(_published_score, "walk", lambda *given, **options: walked)
+    monkeypatch.setattr(_published_score, "memory_of", lambda *given: {})
+    found = score(row)
+    assert found["width"] == ["hopper-fp8", "experts"]
+    again = scored_again(row, found)
+    ends = ("low_seconds", "high_seconds")
+    assert [found[end] for end in ends] == pytest.approx([again[end] for end in ends], rel=1e-3)
 
 
 def test_rows_without_an_interval_are_no_misses():

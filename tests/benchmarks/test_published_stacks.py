@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import predict_published
 from _published_blind import with_blind_errors
 from _published_interval import ends_of
 from _published_rows import InexpressibleError, express, express_measured
@@ -405,6 +406,18 @@ def test_a_record_is_scored_again_by_its_own_seconds():
     assert again["error"] == pytest.approx(expected / found.measured_seconds - 1, abs=1e-4)
     assert "data=8,fsdp=8" in scored_again(found, {**told, "layout": "data=8,fsdp=8"})["failed"]
     assert scored_from([told], [found], 1) == [again]
+    at = {"compiled_at": "0123456789ab"}
+    assert scored_from([{**told, **at}], [found], 1) == [{**again, **at}]
+
+
+def test_a_row_that_is_compiled_says_at_which_commit(monkeypatch):
+    row = {**INTERNLM, "n_devices": "64", "dp": "64", "sharding": "ZeRO-1", "global_batch_seqs": "512"}
+    found = express_measured(row)
+    monkeypatch.setattr(predict_published, "commit", lambda: "0123456789ab")
+    monkeypatch.setattr(
+        predict_published, "scored_now", lambda rows, jobs: [{"id": each.id} for each in rows]
+    )
+    assert scored_from([], [found], 1) == [{"id": found.id, "compiled_at": "0123456789ab"}]
 
 
 def test_a_source_has_no_part_in_its_own_blind_prediction():
