@@ -254,5 +254,5 @@ def _with_rest(
             return jax.lax.while_loop(lambda state: state[0] < num_rounds, add, start)[1]
 
     add_rest.defvjp(lambda *given: (add_rest(*given), None), lambda _, g: (g, g, None, None, None))
-    *arrays, stand_in = use(order, num_rounds, *arrays)
-    return add_rest(first(*arrays), stand_in, order, num_rounds, jax.lax.stop_gradient(arrays))
+    *same, stand_in = use(order, num_rounds, *arrays)
+    return add_rest(first(*same), stand_in, order, num_rounds, jax.lax.stop_gradient(same))
