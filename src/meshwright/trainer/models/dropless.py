@@ -221,9 +221,8 @@ def _with_rest(
 
     @jax.custom_vjp
     def use(order: Order, num_rounds: Array, *arrays: Any) -> tuple[Any, ...]:
-        return *arrays, jnp.zeros_like(
-            arrays[0]
-        )  # the last stands for the sum, whose gradient it brings here
+        # The last stands for the sum, and brings its gradient to `backward`.
+        return *arrays, jnp.zeros_like(arrays[0])
 
     def backward(saved: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
         order, num_rounds, arrays = saved
