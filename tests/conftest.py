@@ -68,6 +68,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.01)  # what is
 # little otherwise. jax 0.12 no longer has it, and ends the process that asks for it.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 HAS_QUICK = jax.__version_info__ < (0, 11)
+PLACES = jax.config.jax_traceback_in_locations_limit
 _compile_options = compiler.get_compile_options
 
 
@@ -99,8 +100,11 @@ def compiled_as_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if HAS_QUICK and quick:
             patch.setattr(compiler, "get_compile_options", _quick_options)
+        # Numbers do not depend on where an operation was called, and XLA carries each place along.
+        jax.config.update("jax_traceback_in_locations_limit", 1 if quick else PLACES)
         jax.config.update("jax_disable_most_optimizations", not optimised)
         yield
+        jax.config.update("jax_traceback_in_locations_limit", PLACES)
         jax.config.update("jax_disable_most_optimizations", True)
 
 
