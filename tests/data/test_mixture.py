@@ -165,7 +165,7 @@ ONE = '[[source]]\npath = "a.bin"\ndtype = "uint16"\nweight = 1\n'
         (ONE.replace("= 1", "= inf"), "source 1: weight = inf is no number above 0", "leave"),
         (ONE.replace("= 1", "= 1e308"), "source 1: weight = 1e+308 is no number above 0", "leave"),
         (ONE.replace("= 1", "= " + "9" * 401), "is no number above 0 and up to 1e+18", "leave"),
-        (ONE.replace("a.bin", "a\\u0000"), "is no path: embedded null byte", "name a file"),
+        (ONE.replace("a.bin", "a\\u0000"), "is no path: embedded null", "name a file"),
         (ONE.replace("= 1", "= true"), "source 1: weight = True is no number", "leave"),
         (ONE.replace('path = "a.bin"', ""), "source 1: path is missing", "name a file"),
         (ONE.replace("uint16", "int8"), "source 1: dtype", "correct this source's table"),
