@@ -7,9 +7,9 @@ from jax.sharding import PartitionSpec
 
 import meshwright as mw
 from meshwright.config import load_config
+from meshwright.contrib.trained import sample_run
 from meshwright.hardware import Fleet
 from meshwright.trainer.checkpoint import Checkpoints, checkpoint_of, export_parameters, restore
-from meshwright.trainer.loop import sample_run
 from meshwright.trainer.step import build_step
 
 pytestmark = pytest.mark.quick
