@@ -276,8 +276,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.cli import _launch as _processes
     from meshwright.cli import _launch as _restarts
     from meshwright.contrib.doctor import _doctor_commands as _doctor
-    from meshwright.programs import _weighed
     from meshwright.contrib.trained import sample_run  # noqa: F401
+    from meshwright.programs import _weighed
 
     with suppress(ImportError):
         import torch  # noqa: F401
