@@ -256,3 +256,19 @@ def test_of_several_that_doubt_the_rates_one_measures_again(probes, monkeypatch)
         got = [each.result() for each in [pool.submit(ask) for _ in range(4)]]
     assert len(probes) == 2
     assert {each.measured_again for each in got} == {"a run took longer"}
+
+
+def test_rates_that_are_replaced_while_they_are_read_are_not_used(probes, monkeypatch):
+    calibration_of_this_machine()
+    doubt_calibration("CPU", "a run took longer")
+    read = _calibration._kept
+
+    def read_slowly(path: Path) -> Calibration | None:
+        kept = read(path)
+        monkeypatch.setattr(_calibration, "_kept", read)
+        calibration_of_this_machine()  # as another process would
+        return kept
+
+    monkeypatch.setattr(_calibration, "_kept", read_slowly)
+    assert calibration_of_this_machine().measured_again == "a run took longer"
+    assert len(probes) == 2

@@ -81,24 +81,23 @@ def calibration_of_this_machine() -> hardware.Calibration:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
     path = calibration_path("CPU")
+    doubt = _doubt_of(path)  # first: a process that measures writes the rates before it ends the doubt
     before = _kept(path)
-    if before is not None and not _is_outdated(path, before):
+    if before is not None and not _is_outdated(before, doubt):
         return before
     with cache_lock(path):  # of several processes one measures, undisturbed by the others, which wait
-        kept = _kept(path)
-        if kept is not None and kept != before:
+        doubt, kept = _doubt_of(path), _kept(path)
+        if kept is not None and (kept != before or not _is_outdated(kept, doubt)):
             return kept  # another process has measured meanwhile
-        calibration = _measure_cpu(
-            path, detailed=kept is not None and bool(kept.details), why=_doubt_of(path)
-        )
+        calibration = _measure_cpu(path, detailed=kept is not None and bool(kept.details), why=doubt)
         _doubt_file(path).unlink(missing_ok=True)
     return calibration
 
 
-def _is_outdated(path: Path, kept: hardware.Calibration) -> bool:
+def _is_outdated(kept: hardware.Calibration, doubt: str) -> bool:
     """Return whether a run disagrees with the rates, or the machine is idler than when they were measured."""
     load = kept.load or 0.0
-    return bool(_doubt_of(path)) or (load > BUSY and busy_share() < load / 2)
+    return bool(doubt) or (load > BUSY and busy_share() < load / 2)
 
 
 def calibration_of_chip(name: str) -> hardware.Calibration | None:
