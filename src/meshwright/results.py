@@ -43,7 +43,7 @@ BY_INDUCTOR = "PyTorch, as Inductor compiles it (a model), on fake tensors"
 
 
 class Finishes(Protocol):
-    """When a run is finished, as a room outside the core estimates it."""
+    """Say when a run is finished, in words and in JSON's types."""
 
     def texts(self, now: datetime) -> tuple[str, ...]:
         """Return when it is finished, then what the time goes to, and what would narrow it."""
@@ -59,7 +59,7 @@ class Finishes(Protocol):
 
 
 class Operated(Protocol):
-    """How a run is operated, by which a room outside the core estimates when it is finished."""
+    """Estimate when a run is finished, by the way in which it is operated."""
 
     def finish_of(self, weighing: Weighing) -> Finishes | None:
         """Return when the run of a weighing is finished; None if its steps or their time are not known."""

@@ -25,7 +25,7 @@ OnProgress = Callable[[int, int], None]
 
 
 class FoundData(Protocol):
-    """What makes a run read somebody's data: overrides, and notes on how the data were understood."""
+    """Hold the overrides that make a run read somebody's data, and notes on how the data were understood."""
 
     overrides: dict[str, Any]
     notes: tuple[str, ...]
