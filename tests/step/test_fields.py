@@ -343,7 +343,7 @@ ELSEWHERE = {
     "evaluation.every_steps": "says when the training loop evaluates",
     "evaluation.batches": "says over how many batches",
     **{
-        f"model.transformer.{key}": "is of a mixer; tests/models/test_state_mixers.py"
+        f"model.transformer.{key}": "is of a mixer; tests/contrib/state_mixers/test_state_mixers.py"
         for key in StateKeys.model_fields
     },
 }

@@ -195,7 +195,10 @@ def read_text(folder: os.PathLike[str] | str, name: str) -> str:
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13", "libtpu")
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
-SOURCES = ("compiler", "config", "hlo", "sharding", "trainer/models", "trainer/step", "worker")
+SOURCES = (
+    "compiler", "config", "contrib/state_mixers", "hlo", "sharding", "trainer/models", "trainer/step",
+    "worker",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from meshwright.config import TransformerModel, holds_layers
 from meshwright.contrib.hub import FAMILIES, Family, numbers_of_parts, weight_parameters
+from meshwright.contrib.state_mixers import TAPS
 from meshwright.errors import InputError, nearest_name
 from meshwright.trainer.models import Parameter, is_parameter
-from meshwright.trainer.models.state_mixer import TAPS
 from meshwright.trainer.models.transformer import Transformer
 
 Path = tuple[str, ...]

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
 from meshwright.config import GLOBAL_ATTENTION, LayerKind, TransformerModel
+from meshwright.registry import load_registered
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
@@ -52,6 +53,7 @@ NAMES = {
     ("mlp", "down"): "mlp_out",
 }
 STATE_MIXERS = ("delta", "mamba")
+MIXERS = "meshwright.mixers"  # the entry points of rooms outside the core that have them
 NAMES |= {
     (mixer, name): NAMES.get(("attention", name), "value") for mixer in STATE_MIXERS for name in PRODUCTS
 }
@@ -83,14 +85,8 @@ class Block:
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm_parameters(c))
         if kind.mixer == "attention":
             declared[self._part] = self._attention_parameters()
-        if kind.mixer == "delta":
-            from .delta_net import delta_parameters
-
-            declared["delta"] = delta_parameters(c)
-        if kind.mixer == "mamba":
-            from .mamba import mamba_parameters
-
-            declared["mamba"] = mamba_parameters(c)
+        elif kind.mixer is not None:
+            declared[kind.mixer] = load_registered(MIXERS, kind.mixer).parameters(c)
         if c.layer_factor:
             factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
             declared["layer"] = {"factor": factor}
@@ -215,11 +211,8 @@ class Block:
         def project(x: Array, name: str) -> Array:
             return self._project(x, matrices, mixer, name, context)
 
-        if mixer == "delta":
-            from .delta_net import apply_delta as apply
-        else:
-            from .mamba import apply_mamba as apply
-        out = apply(h, layer[mixer], project, self.config, context, documents)
+        mixing = load_registered(MIXERS, mixer)  # a room outside the core
+        out = mixing.apply(h, layer[mixer], project, self.config, context, documents)
         return self._mixed(out, layer, context)
 
     def _mixed(self, out: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:

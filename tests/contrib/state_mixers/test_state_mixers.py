@@ -10,10 +10,9 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 
 from meshwright.config import TransformerModel
+from meshwright.contrib.state_mixers import apply_delta, apply_mamba, delta_parameters, mamba_parameters
 from meshwright.trainer.models import Context, initial_parameters
 from meshwright.trainer.models.attention import documents_of, in_ring_order
-from meshwright.trainer.models.delta_net import apply_delta, delta_parameters
-from meshwright.trainer.models.mamba import apply_mamba, mamba_parameters
 
 pytestmark = pytest.mark.quick
 

@@ -9,7 +9,7 @@ Sources: Yang et al. 2024 (https://arxiv.org/abs/2412.06464) as in Qwen3-Next; w
 (https://arxiv.org/abs/2510.26692), whose decays, one for each key dimension, and gates come from latents.
 
 Layouts: `tensor` splits heads; key heads fewer than its devices are repeated as in attention. Over `context`
-the order is attention's (`pieces`).
+the order is attention's (`_pieces`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from meshwright.config import TransformerModel
+from meshwright.trainer.models import Context, Parameter
+from meshwright.trainer.models.attention import Documents
+from meshwright.trainer.models.latent_attention import Project
+from meshwright.trainer.models.norms import normalised
 
-from ._base_model import Context, Parameter
-from .attention import Documents
-from .chunked_scan import Steps
-from .latent_attention import Project
-from .norms import normalised
-from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions
+from ._chunked_scan import Steps
+from ._state_mixer import CHANNELS, Arrays, mixed, with_convolutions
 
 LENGTH_EPSILON = 1e-6  # added to the squared length of queries and keys; flash-linear-attention fixes it
 GATES = {"silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid}

@@ -9,7 +9,7 @@ the numbers of its group.
 Source: Dao and Gu 2024 (https://arxiv.org/abs/2405.21060).
 
 Layouts: `tensor` splits heads; groups fewer than its devices are repeated as attention's key heads are, and
-each norm then sums over `tensor`. Over `context` the order is attention's (`pieces`).
+each norm then sums over `tensor`. Over `context` the order is attention's (`_pieces`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from meshwright.config import TransformerModel
+from meshwright.trainer.models import Context, Parameter
+from meshwright.trainer.models.attention import HEADS, Documents
+from meshwright.trainer.models.latent_attention import Project
 
-from ._base_model import Context, Parameter
-from .attention import HEADS, Documents
-from .chunked_scan import Steps
-from .latent_attention import Project
-from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions
+from ._chunked_scan import Steps
+from ._state_mixer import CHANNELS, Arrays, mixed, with_convolutions
 
 
 def mamba_parameters(config: TransformerModel) -> dict[str, Parameter]:

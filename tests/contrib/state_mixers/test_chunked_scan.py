@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.contrib.state_mixers import Steps, chunked_scan, inverse_of_unit_lower, short_convolution
 from meshwright.hlo import parse_program
 from meshwright.ledger import executed_flops, executions_of
-from meshwright.trainer.models.chunk_products import inverse_of_unit_lower
-from meshwright.trainer.models.chunked_scan import Steps, chunked_scan
-from meshwright.trainer.models.pieces import short_convolution
 from meshwright.worker import count_traced
 
 pytestmark = pytest.mark.quick

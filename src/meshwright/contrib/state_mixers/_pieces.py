@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .attention_blocks import AXIS
+from meshwright.trainer.models.attention_blocks import AXIS
 
 
 def in_pieces(x: Any, size: int) -> Any:
