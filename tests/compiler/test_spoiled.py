@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from meshwright.compiler import ScriptRequest, _scripts, compile_program, run_script
 from meshwright.compiler import _compile_process as _run
+from meshwright.compiler import compile_program
+from meshwright.contrib.scripts import _run_script as _scripts
+from meshwright.contrib.scripts._run_script import ScriptRequest, run_script
 from meshwright.contrib.torch_eager import answer_apart
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.subprocesses import from_child

@@ -77,9 +77,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import read_text as read_text
     from ._refusal import RefusedForMemory as RefusedForMemory
     from ._refusal import figures_of as figures_of
-    from ._scripts import Candidate as Candidate
-    from ._scripts import ScriptAnswer as ScriptAnswer
-    from ._scripts import ScriptRequest as ScriptRequest
-    from ._scripts import run_script as run_script
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._function_plan import room_for as room_for
     from ._jax_step import NamedStep as NamedStep
     from ._jax_step import jax_step as jax_step
-    from ._jax_step import request_on as request_on
     from ._kinds import Kind as Kind
     from ._kinds import program_named as program_named
     from ._kinds import program_of as program_of

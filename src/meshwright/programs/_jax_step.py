@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.compiler import RulesFile, ScriptRequest, TakesNoMesh, run_script
+from meshwright.compiler import RulesFile, TakesNoMesh
 from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -136,21 +136,9 @@ class NamedStep(Program):
         except TakesNoMesh:
             if settings.layout is not None or settings.overrides or self.rules is not None:
                 raise
-        settings.on_event(Phase(name="tracing"))
-        asked = request_on(fleet, self.function, settings.simulate, function=self.function)
-        answer, (files,) = run_script(asked)
-        (step,) = answer.candidates
-        return weigh_lowered(
-            self.function,
-            fleet,
-            num_devices=step.num_devices,
-            mesh_axes=step.mesh_axes,
-            digest=step.digest,
-            files=files,
-            facts=facts,
-            simulate=settings.simulate,
-            on_event=settings.on_event,
-        )
+        from meshwright.registry import load_registered  # a function with a mesh needs none of it
+
+        return load_registered("meshwright.functions", "without_mesh")(self.function, fleet, settings, facts)
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:
         """Return the meshes and the arguments that the function declares."""
@@ -161,11 +149,3 @@ class NamedStep(Program):
         facts = step_facts(settings.run, self.function)
         rules = None if self.rules is None else RulesFile.read(self.rules)
         return function_candidates(self.function, fleet, search, facts, rules)
-
-
-def request_on(fleet: Fleet, name: str, simulate: bool, **what: Any) -> ScriptRequest:
-    """Return the request to run a function or a script as on a fleet. `what`: it, and what is asked of it."""
-    target = request_of(name, fleet, Layout(axes=(("data", fleet.num_devices),)), simulate)
-    return ScriptRequest(
-        **what, platform=target.platform, topology=target.topology, num_devices=fleet.num_devices
-    )

@@ -45,8 +45,9 @@ from ._stand_ins import as_the_fleet
 from ._traced import count_traced
 
 _OWN = Path(__file__).parents[1]
-# Frames of jax, and of our two packages that call the user's function.
-JAX = (str(Path(jax.__file__).parent), str(_OWN / "worker"), str(_OWN / "compiler"))
+# Frames of jax, and of our packages that call the user's function.
+_CALLING = (Path(jax.__file__).parent, *(_OWN / name for name in ("worker", "compiler", "contrib/scripts")))
+JAX = tuple(map(str, _CALLING))
 _STANDARD = sysconfig.get_path("stdlib")
 DEFAULT_AXIS = "data"  # of the mesh of a function for which no layout was asked
 CONTRACT = "it is called with the mesh, if it takes one, and returns (step, args) or (step, args, kwargs)"

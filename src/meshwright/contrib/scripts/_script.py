@@ -12,21 +12,23 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from meshwright.compiler import Candidate, run_script
+from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.programs import (
     Program,
     Settings,
     program_named,
-    request_on,
+    request_of,
     weigh_lowered,
     without_interpreter,
 )
 from meshwright.results import Phase, Weighing
 from meshwright.units import format_rate
+
+from ._run_script import Candidate, ScriptRequest, run_script
 
 OVERRIDE = re.compile(r"[a-z][\w.]*=.*")
 MOST_LISTED = 5
@@ -94,26 +96,46 @@ class Script(Program):
         settings.refuse("a script", "layout", "overrides", hint=hint)
         facts = settings.run.facts(self.name)
         how = {"command": self.command, "all_calls": self.all_calls, "auto_meshes": self.auto_meshes}
-        request = request_on(fleet, self.name, settings.simulate, **how)
         settings.on_event(Phase(name="running the script"))
-        answer, texts = run_script(request)
-        made = [
-            weigh_lowered(
-                f"{self.name}:{call.name}",
-                fleet,
-                num_devices=call.num_devices,
-                mesh_axes=call.mesh_axes,
-                digest=call.digest,
-                files=files,
-                facts=facts,
-                simulate=settings.simulate,
-                on_event=settings.on_event,
-                says=(*answer.notes, *_others(call, answer.candidates), *_without_backward(call)),
-            )
-            for call, files in zip(answer.candidates, texts, strict=True)
-            if call.files
-        ]
-        return dataclasses.replace(made[0], other_calls=tuple(made[1:]))
+        first, *others = _weighed(self.name, fleet, settings, facts, **how)
+        return dataclasses.replace(first, other_calls=tuple(others))
+
+
+def weigh_function(name: str, fleet: Fleet, settings: Settings, facts: Any) -> Weighing:
+    """Weigh the step that a function without a mesh returns, which is called as on the fleet.
+
+    Raises:
+        InputError: the function does not exist, or fails, or returns something else.
+    """
+    settings.on_event(Phase(name="tracing"))
+    (weighing,) = _weighed(name, fleet, settings, facts, function=name)
+    return weighing
+
+
+def _weighed(name: str, fleet: Fleet, settings: Settings, facts: Any, **what: Any) -> list[Weighing]:
+    """Run a script or a function as on the fleet, and weigh its calls. `what`: fields of the request."""
+    target = request_of(name, fleet, Layout(axes=(("data", fleet.num_devices),)), settings.simulate)
+    on = {"platform": target.platform, "topology": target.topology, "num_devices": fleet.num_devices}
+    request = ScriptRequest(**what, **on)
+    answer, texts = run_script(request)
+    return [
+        weigh_lowered(
+            f"{name}:{call.name}" if request.command else name,
+            fleet,
+            num_devices=call.num_devices,
+            mesh_axes=call.mesh_axes,
+            digest=call.digest,
+            files=files,
+            facts=facts,
+            simulate=settings.simulate,
+            on_event=settings.on_event,
+            says=(*answer.notes, *_others(call, answer.candidates), *_without_backward(call))
+            if request.command
+            else (),
+        )
+        for call, files in zip(answer.candidates, texts, strict=True)
+        if call.files
+    ]
 
 
 def _script_of(command: Sequence[str]) -> tuple[str, ...]:

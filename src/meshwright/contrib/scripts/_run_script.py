@@ -1,7 +1,6 @@
 """Run a user's script in a process of its own, and take the jitted calls that it lowered.
 
-`meshwright.worker._script_process` is that process. It answers with the script's calls in files; nothing is
-pickled.
+`_script_process` is that process. It answers with the script's calls in files; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from meshwright.json_records import EXACT, read_record
 from meshwright.sandbox import LAST_LINES, TIME_LIMIT_SECONDS, how_it_ended, start, wait
 from meshwright.subprocesses import from_child, spoiled, working_folder
 
-MODULE = "meshwright.worker._script_process"
+MODULE = "meshwright.contrib.scripts._script_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

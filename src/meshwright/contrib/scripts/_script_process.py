@@ -1,8 +1,8 @@
 """Run a user's script until its training step repeats, and lower that step for a fleet.
 
-Run as `python -m meshwright.worker._script_process PARENT_PID FOLDER`. FOLDER/script.json is a
+Run as `python -m meshwright.contrib.scripts._script_process PARENT_PID FOLDER`. FOLDER/script.json is a
 `ScriptRequest`. The script runs unchanged as `__main__`. `jax.devices()` answers as the fleet, and arrays are
-shapes (`_shapes`). Its jitted calls with matrix products are the candidates. At the second call of the
+shapes (`worker._shapes`). Its jitted calls with matrix products are the candidates. At the second call of the
 largest one that has a backward pass, that call is lowered from the arguments of its first call. The process
 then ends at once, so that nothing of the script runs afterwards. FOLDER/answer.json holds a `ScriptAnswer` or
 an error.
@@ -28,24 +28,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from meshwright.compiler import (
-    USERS_FAILURES,
-    Candidate,
-    ScriptAnswer,
-    ScriptRequest,
-    TracedFlops,
-    find_function,
-    needs,
-    where,
-)
+from meshwright.compiler import USERS_FAILURES, TracedFlops, find_function, needs, where
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.measure import leak_error
 from meshwright.subprocesses import end_after, guard, spoiled
+from meshwright.worker import set_environment
 
-from ._main import set_environment
+from ._run_script import Candidate, ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:
-    from ._live import LoweredText
+    from meshwright.worker import LoweredText
 
 LARGE_BYTES = 2**20  # a larger array that the script reads and that is not known stops it
 SECONDS_WITHOUT_BACKWARD = 60.0  # after which the largest call is taken, if no call has a backward pass
@@ -102,9 +94,9 @@ def _run(request: ScriptRequest, folder: Path) -> None:
         jax.config.update("jax_num_cpu_devices", request.num_devices)
         devices = jax.devices()
     watch = _Watch(request, folder)
-    from ._deviceless import libraries_of_plugin
-    from ._shapes import held_as_shapes
-    from ._stand_ins import as_the_fleet, at_torch_steps, meshes_without_types, without_checkpoints
+    from meshwright.worker import as_the_fleet, held_as_shapes, libraries_of_plugin
+
+    from ._libraries import at_torch_steps, meshes_without_types, without_checkpoints
 
     without_checkpoints(watch.left_out)
     at_torch_steps(watch.torch_step)
@@ -122,9 +114,7 @@ def _of_function(request: ScriptRequest, folder: Path) -> Candidate:
     Raises:
         InputError: the function or its module does not exist, or fails, or returns something else.
     """
-    from ._foreign import JAX, checked_program
-    from ._live import lowered_call
-    from ._shapes import unreplaced
+    from meshwright.worker import JAX, checked_program, lowered_call, unreplaced
 
     name = request.function
     function = find_function(name, (os.getcwd(),), libraries=JAX)
@@ -261,7 +251,7 @@ class _Watch:
 
     def _flops(self, closed: Any) -> TracedFlops:
         if id(closed) not in self._counted:
-            from ._traced import count_traced
+            from meshwright.worker import count_traced
 
             self._counted[id(closed)] = (
                 closed,
@@ -376,8 +366,7 @@ class _Watch:
         )
         if index is None:
             return about
-        from ._live import argument_names, lowered_text
-        from ._shapes import unreplaced
+        from meshwright.worker import argument_names, lowered_text, unreplaced
 
         both = list(zip(argument_names(call.traced), call.paths, strict=True))
         names = [path or name for name, (path, _) in both]
@@ -442,7 +431,7 @@ LIBRARIES = tuple(
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("purelib"),
         *site.getsitepackages(),
-        str(Path(__file__).parents[1]),
+        str(Path(__file__).parents[2]),
     }
 )
 
@@ -465,7 +454,7 @@ def _described() -> dict[int, tuple[str, str]]:
     """
     import jax
 
-    from ._arguments import described, plain
+    from meshwright.worker import described, plain
 
     found: dict[int, tuple[str, str]] = {}
     frame = sys._getframe()
