@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from meshwright.trainer.data import write_images
+from meshwright.contrib.images import write_images
 
 RUNS = Path("runs")
 IMAGES = RUNS / "digits-images"

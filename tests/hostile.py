@@ -478,7 +478,8 @@ def _write_text(draw: Draw, path: Path) -> None:
 
 def _images(draw: Draw, folder: Path) -> Any:
     from meshwright.config import load_config
-    from meshwright.trainer.data import open_data, write_images
+    from meshwright.contrib.images import write_images
+    from meshwright.trainer.data import open_data
 
     images, labels = np.zeros((4, 28, 28), np.uint8), np.arange(4, dtype=np.uint8)
     write_images(folder, train=(images, labels), held_out=(images, labels))

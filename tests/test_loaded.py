@@ -26,9 +26,10 @@ def test_a_weighing_from_the_cache_loads_few_modules():
 def test_a_worker_loads_the_modules_of_its_model_alone():
     found = size.loaded_by_worker(PRESET, FLEET)
     assert len(found) <= size.MOST_LOADED, found
-    others = ("toy_models", "experts", "latent_attention", "adapters", "eight_bits", "splash_attention")
+    others = ("experts", "latent_attention", "adapters", "eight_bits", "splash_attention")
     assert not {f"meshwright.trainer.models.{name}" for name in others} & set(found)
-    assert not [name for name in found if name.startswith(("meshwright.report", "meshwright.results"))]
+    others = tuple(f"meshwright.{room}" for room in ("report", "results", "contrib"))
+    assert not [name for name in found if name.startswith(others)]
 
 
 def test_a_circle_of_imports_is_found_and_a_line_of_them_is_none():

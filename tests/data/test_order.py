@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.config import IdxData, load_config, overridden, preset_names
+from meshwright.contrib.images import ImageFiles, write_sample_images
 from meshwright.errors import InputError
-from meshwright.trainer.data import ImageFiles, generator, open_data, windows_at, write_sample_images
+from meshwright.trainer.data import generator, open_data, windows_at
 
 
 @pytest.mark.parametrize("preset", preset_names())

@@ -9,9 +9,9 @@ import pytest
 from pydantic import Field
 
 from meshwright.config import Layout, ModelKind, ModelSizes, RunConfig, check_layout, load_config
+from meshwright.contrib.toy_models import Cruncher, LeNet, Linear, ResNet
 from meshwright.errors import InputError
 from meshwright.trainer.models import MODELS, Model, Outcome, Parameter, initial_parameters, model_of
-from meshwright.trainer.models.toy_models import Cruncher, LeNet, Linear, ResNet
 from meshwright.trainer.models.transformer import Transformer
 from meshwright.trainer.step import build_step
 from tests.stepping import run_steps

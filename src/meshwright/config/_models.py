@@ -1,7 +1,7 @@
 """Define the kinds of models: their keys, parameter counts in closed form, and what the axes split.
 
-A new kind is a record below `ModelKind` here, listed in `Model`; a module of `meshwright.trainer.models` with
-its class; and a line in `models.MODELS`. What other packages ask of any model is a member of `ModelKind`.
+A new kind is a record below `ModelKind` here, listed in `Model`; its class, as
+`trainer.models` says. What other packages ask of any model is a member of `ModelKind`.
 """
 
 from __future__ import annotations

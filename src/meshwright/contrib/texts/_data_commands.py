@@ -73,7 +73,7 @@ def sample_images(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a small set of images of ten classes in the format of Fashion-MNIST, by arithmetic."""
-    from meshwright.trainer.data import write_sample_images
+    from meshwright.contrib.images import write_sample_images
 
     rows = write_sample_images(to)
     words = f"{rows['train']:,} images to train and {rows['held-out']:,} held out; data.folder={to}"

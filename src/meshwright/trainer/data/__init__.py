@@ -1,14 +1,13 @@
-"""Generate or read the batches of a run, and write image files.
+"""Generate or read the batches of a run.
 
 A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
 function of seed, step and split.
-What reads texts and files of tokens is a room outside the core (`text_room`).
+What reads texts, files of tokens and images are rooms outside the core (`text_room`, `image_room`).
 Imports: `config`, `registry`, `files`, `errors`, numpy, pydantic. No jax. Imported by: `loop`, `api`, `cli`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from meshwright import config as _config
@@ -22,11 +21,6 @@ from ._identity import data_identity as data_identity
 from ._identity import files_identity as files_identity
 from ._identity import identity_difference as identity_difference
 from ._identity import stdlib_parts as stdlib_parts
-from ._images import ImageFiles as ImageFiles
-from ._images import LabelledImages as LabelledImages
-from ._images import idx_parts as idx_parts
-from ._images import write_images as write_images
-from ._images import write_sample_images as write_sample_images
 from ._mixture import MixedWindows as MixedWindows
 from ._mixture import cycle_counts as cycle_counts
 from ._order import ALL as ALL
@@ -35,12 +29,14 @@ from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
 from ._order import Rows as Rows
 from ._order import Split as Split
+from ._order import fixed_generator as fixed_generator
 from ._order import generator as generator
 from ._order import windows_at as windows_at
 from ._text_room import BYTES as BYTES
 from ._text_room import NUM_BYTES as NUM_BYTES
 from ._text_room import ByteTokenizer as ByteTokenizer
 from ._text_room import OnProgress as OnProgress
+from ._text_room import image_room as image_room
 from ._text_room import text_room as text_room
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import SourceEpochs as SourceEpochs
@@ -70,11 +66,7 @@ def open_data(config: _config.RunConfig, on_progress: OnProgress = _ignore_progr
         line = {"slope": data.slope, "intercept": data.intercept, "noise": data.noise}
         return LineRows(seed=seed, rows=rows, **line)
     if model.takes == "images":
-        side = model.sizes.input_shape[-1]
-        if not isinstance(data, _config.IdxData):
-            return LabelledImages(seed=seed, rows=rows, side=side)
-        parts, batches = idx_parts(Path(data.folder)), config.evaluation.batches
-        return ImageFiles(parts=parts, seed=seed, rows=rows, side=side, evaluation_batches=batches)
+        return image_room().open_images(config)
     if model.takes == "rows":
         (dim,) = model.sizes.input_shape
         return RegressionRows(seed=seed, rows=rows, dim=dim, has_answer=model.has_answer)

@@ -27,9 +27,8 @@ from meshwright.config import (
 from meshwright.errors import InputError
 from meshwright.files import open_file, reason
 
-from ._images import idx_files
 from ._order import Split
-from ._text_room import text_room
+from ._text_room import image_room, text_room
 
 # Third-party packages, and tests: these are long and repetitive, and not installed everywhere.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -86,7 +85,7 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
     if isinstance(data, FILES):
         return files_identity(data.path, text_room().files_of(data))
     if isinstance(data, IdxData):
-        return files_identity(data.folder, idx_files(Path(data.folder)))
+        return files_identity(data.folder, image_room().files_of(data))
     if isinstance(data, StdlibData):
         parts = stdlib_parts(data.held_out_fraction).values()
         digest = hashlib.sha256(b"".join(hashlib.sha256(part.data).digest() for part in parts))

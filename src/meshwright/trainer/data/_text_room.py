@@ -1,4 +1,4 @@
-"""Reach what reads files of texts and tokens: a room outside the core, which an entry point names.
+"""Reach what reads files of texts, tokens and images: rooms outside the core, which entry points name.
 
 Bytes as token ids need none of it.
 """
@@ -22,6 +22,18 @@ BYTES = "bytes"
 NUM_BYTES = 256
 OnProgress = Callable[[int, int], None]
 """Called with bytes of text done, and of all texts."""
+
+
+class ImageRoom(Protocol):
+    """Reads or generates images, as the core needs it."""
+
+    def open_images(self, config: RunConfig) -> Dataset:
+        """Return the data set of a run whose model takes images."""
+        ...
+
+    def files_of(self, data: Any) -> list[Path]:
+        """Return the files that data are read from, in order."""
+        ...
 
 
 class FoundData(Protocol):
@@ -54,6 +66,15 @@ def text_room() -> TextRoom:
         InputError: the installed package names none.
     """
     return load_registered("meshwright.data", "texts")
+
+
+def image_room() -> ImageRoom:
+    """Return the room that reads and generates images, as a module.
+
+    Raises:
+        InputError: the installed package names none.
+    """
+    return load_registered("meshwright.data", "images")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from meshwright.config import Layout, RunConfig, num_stacked_layers
 from meshwright.measure import Measurement, ResidentGrowth, describe_host
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Found, check_match, unread_newest
-from meshwright.trainer.data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows
+from meshwright.trainer.data import Dataset, MixedWindows, RandomTokens, TokenWindows
 from meshwright.trainer.launch import agreed
 from meshwright.trainer.step import build_step, whole_parameters
 
@@ -87,7 +87,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         # The run writes to its folder from here on.
         keep_to = -1 if checkpoint is None else checkpoint.step
         files = stack.enter_context(closing(RunWriter(folder, keep_to=keep_to)))
-        per_epoch = dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None
+        per_epoch = getattr(dataset, "steps_per_epoch", lambda split: None)("train")
         recorder = Recorder(request, files, steps_per_epoch=per_epoch)
         if peers.is_first:
             folder.writes.documents(request.documents)

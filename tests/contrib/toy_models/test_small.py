@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import CruncherModel, LeNetModel, LinearModel
+from meshwright.contrib.toy_models import Cruncher, LeNet, Linear, classification_loss
 from meshwright.trainer.models import Parameter, initial_parameters
-from meshwright.trainer.models.toy_models import Cruncher, LeNet, Linear, classification_loss
 
 pytestmark = pytest.mark.quick
 

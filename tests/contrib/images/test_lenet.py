@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
+from meshwright.contrib.images import write_sample_images
 from meshwright.sharding import mesh_of
-from meshwright.trainer.data import open_data, write_sample_images
+from meshwright.trainer.data import open_data
 from meshwright.trainer.step import build_step
 
 pytestmark = [pytest.mark.optimised, pytest.mark.once]

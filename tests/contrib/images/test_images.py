@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.errors import InputError
-from meshwright.trainer.data import (
+from meshwright.contrib.images import (
+    NAMES,
+    IdxPart,
     ImageFiles,
     LabelledImages,
     idx_parts,
-    open_data,
+    read_idx,
+    resized,
+    write_idx,
     write_images,
     write_sample_images,
 )
-from meshwright.trainer.data._images import NAMES, IdxPart, read_idx, resized, write_idx
+from meshwright.errors import InputError
+from meshwright.trainer.data import open_data
 from tests.rounding import FLOAT32
 
 FOUR = [name for names in NAMES.values() for name in names]

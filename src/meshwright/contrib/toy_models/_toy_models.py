@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from einops import rearrange, reduce
 from jaxtyping import Array, Float
 
-from ._base_model import STATELESS, Batch, Context, Model, Outcome, Parameter, Tree
+from meshwright.trainer.models import STATELESS, Batch, Context, Model, Outcome, Parameter, Tree
 
 IMAGES = ("batch", "channels", "height", "width")
 KERNEL = ("channels_out", "channels_in", "height", "width")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.contrib.toy_models import batch_norm, norm_parameters, norm_state
 from meshwright.trainer.models import initial_parameters
-from meshwright.trainer.models.toy_models import batch_norm, norm_parameters, norm_state
 from tests.rounding import FLOAT32
 
 pytestmark = pytest.mark.quick

@@ -1,7 +1,7 @@
 """Read labelled images from IDX files, write such files, or generate images from a seed.
 
-`open_data` makes `ImageFiles` or `LabelledImages` for the image models. `write_sample_images` writes a small
-artificial data set under Fashion-MNIST's file names, for trials without the real images.
+`open_images` makes `ImageFiles` or `LabelledImages` for the image models. `write_sample_images` writes a
+small artificial data set under Fashion-MNIST's file names, for trials without the real images.
 
 IDX is the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist/). All numbers are big-endian.
 A file begins with four bytes of magic number; the last two are the type (8: unsigned bytes) and the number of
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from meshwright.config import IdxData, RunConfig
 from meshwright.errors import InputError
 from meshwright.files import read_bytes, read_gzip, reason
-
-from ._order import ALL, Rows, Split, fixed_generator, generator, windows_at
+from meshwright.trainer.data import ALL, Dataset, Rows, Split, fixed_generator, generator, windows_at
 
 NAMES: dict[Split, tuple[str, str]] = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -40,9 +40,23 @@ class IdxPart:
     labels: np.ndarray
 
 
+def open_images(config: RunConfig) -> Dataset:
+    """Return the data set of a run whose model takes images."""
+    data, rows, side = config.data, config.batch.sequences, config.model.sizes.input_shape[-1]
+    if not isinstance(data, IdxData):
+        return LabelledImages(seed=config.seed, rows=rows, side=side)
+    parts, batches = idx_parts(Path(data.folder)), config.evaluation.batches
+    return ImageFiles(parts=parts, seed=config.seed, rows=rows, side=side, evaluation_batches=batches)
+
+
+def files_of(data: IdxData) -> list[Path]:
+    """Return the files that data are read from, in order."""
+    return _idx_files(Path(data.folder))
+
+
 def idx_parts(folder: Path) -> dict[Split, IdxPart]:
     """Read both splits from a folder of four files, each plain or with `.gz` appended to its name."""
-    idx_files(folder)
+    _idx_files(folder)
     parts: dict[Split, IdxPart] = {}
     for split, (images_name, labels_name) in NAMES.items():
         images, labels = read_idx(folder, images_name, 3), read_idx(folder, labels_name, 1)
@@ -60,7 +74,7 @@ def idx_parts(folder: Path) -> dict[Split, IdxPart]:
     return parts
 
 
-def idx_files(folder: Path) -> list[Path]:
+def _idx_files(folder: Path) -> list[Path]:
     """Return the four files of a folder, in the order of `NAMES`."""
     every = [name for names in NAMES.values() for name in names]
     paths = {name: _path(folder, name) for name in every}

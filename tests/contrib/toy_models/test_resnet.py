@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import ResNetModel
+from meshwright.contrib.toy_models import BLOCKS, STAGES, ResNet
 from meshwright.trainer.models import initial_parameters
-from meshwright.trainer.models.toy_models import BLOCKS, STAGES, ResNet
 
 pytestmark = pytest.mark.quick
 
