@@ -561,7 +561,7 @@ def run(draw: Draw, folder: Path) -> Any:
     """What lies in a run's folder, as its page and its resumption read it."""
     from meshwright.config import load_config
     from meshwright.contrib.huggingface import base_of
-    from meshwright.report import read_run, run_page
+    from meshwright.contrib.pages import read_run, run_page
     from meshwright.trainer.loop import last_recorded_step, metrics_of
 
     lines = [{"step": step, "loss": 2.0 / step, "seconds": 0.1} for step in (1, 2, 3)]

@@ -212,9 +212,9 @@ def test_what_the_disk_refuses_ends_no_run_and_is_told_once(tmp_path, monkeypatc
 
 
 def test_a_page_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch):
-    from meshwright import report
+    from meshwright.contrib import pages
 
-    monkeypatch.setattr(report, "write_report", lambda folder, **how: 1 / 0)
+    monkeypatch.setattr(pages, "write_report", lambda folder, **how: 1 / 0)
     run = mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run")
     assert run.not_written == {"report.html": "it could not be drawn: ZeroDivisionError: division by zero"}
 

@@ -1,12 +1,8 @@
 """Find what rooms outside the core have registered, by the entry points of the installed package.
 
-The core asks for a group by its name and imports no such room. Groups: `meshwright.programs`, kinds of
-program; `meshwright.jobs`, kinds of job files; `meshwright.trackers`, programs that keep figures of runs;
-`meshwright.listeners`, what gets a run's events; `meshwright.data`, what reads texts; `meshwright.models`,
-what reads models of others; `meshwright.finishing`, what says when a run is finished;
-`meshwright.changes`, searches around a weighing; `meshwright.errors`, words for errors of JAX.
+The core asks for a group by its name and imports no such room. pyproject.toml says what each group is.
 
-Imports: `errors`. Used by: `config`, `programs`, `trainer`, `api`, `cli`.
+Imports: `errors`. Used by: `reportable`, `config`, `programs`, `trainer`, `api`, `cli`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Show a result: `print` writes its text, `repr` is one line, a notebook shows its HTML page.
 
-`report`, a higher package, makes text and page: it is imported when the first result is shown.
+`report`, a higher package, makes the text: it is imported when the first result is shown. A room outside the
+core makes the page.
 
-Imports: `errors`. Used by: `results` and the packages whose records print as a table.
+Imports: `errors`, `registry`. Used by: `results` and the packages whose records print as a table.
 """
 
 from __future__ import annotations
@@ -13,11 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-
-
-def _report() -> Any:
-    """Return the package that makes text and page, which imports the records that it shows."""
-    return import_module("meshwright.report")
 
 
 class OneLine:
@@ -52,13 +48,16 @@ class Reportable(OneLine):
         Raises:
             InputError: the file cannot be written.
         """
-        page = _report().page_of(self)
+        from .registry import load_registered  # a room outside the core draws pages
+
+        page: str = load_registered("meshwright.pages", "page_of")(self)
         if path is not None:
             write_result(Path(path), page)
         return page
 
     def __str__(self) -> str:
-        return _report().text_of(self).rstrip("\n")
+        report: Any = import_module("meshwright.report")  # imports the records that it shows
+        return report.text_of(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate.

@@ -335,8 +335,7 @@ def _weighing_of(
     If the run is to time its kernels, its step is weighed with products by cuBLAS.
     What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
     """
-    from meshwright.report import loading_plots
-
+    loading_plots = load_registered("meshwright.pages", "loading_plots")
     if times_kernels:
         run = run.model_copy(update={"autotune_results": None})
     with loading_plots() if peers.is_first else nullcontext():
@@ -443,9 +442,8 @@ class _LivePage:
 
 def _draw(held: RunFolder, *, is_live: bool = False) -> None:
     """Draw the run's page; one that cannot be drawn is reported like one that cannot be written."""
-    from meshwright.report import write_report
-
     try:
+        write_report = load_registered("meshwright.pages", "write_report")
         held.writes.attempt(REPORT, lambda: write_report(held.path, is_live=is_live))
     except Exception as broken:  # a bug in a plot must not end a run of days
         held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"

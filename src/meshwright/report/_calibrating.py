@@ -17,11 +17,6 @@ def _steps(number: int) -> str:
     return "1 measured step" if number == 1 else f"{number} measured steps"
 
 
-def history_page(history: History) -> Document:
-    """Return every run with its predicted and measured step, and a picture of the errors."""
-    return history_document(history, draws=True)
-
-
 def history_document(history: History, *, draws: bool = False) -> Document:
     """Return every run with its predicted and measured step; if it `draws`, with a picture of the errors."""
     rows = [row for row in history.rows if row.quantity == STEP_SECONDS]

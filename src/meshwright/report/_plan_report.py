@@ -32,7 +32,6 @@ from ._model import (
     share_of_peak,
     timeline_plot,
 )
-from ._schedule_lanes import schedule_lanes
 from ._weighing import (
     LISTED,
     YOURS,
@@ -76,8 +75,8 @@ def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = 
     )
 
 
-def plan_page(plan: Plan) -> Document:
-    """Return the page of a plan, with pictures."""
+def plan_page(plan: Plan, lanes: Lanes | None) -> Document:
+    """Return the page of a plan, with pictures. `lanes`: the schedule of the best."""
     facts = None if plan.best is None else facts_of(plan.best)
     cards = None if facts is None else Cards(items=tuple(time_figures(facts)))
     return Document(
@@ -88,7 +87,7 @@ def plan_page(plan: Plan) -> Document:
             *section("Why", *_why(plan)),
             *section("Memory against time, of every compiled candidate", _scatter(plan), _front_words(plan)),
             *section("Ranked", _page_table(plan), _ties(plan), _work(plan)),
-            *(() if facts is None or plan.best is None else _best_sections(facts, schedule_lanes(plan.best))),
+            *(() if facts is None else _best_sections(facts, lanes)),
             *section("Searched", *_searched(plan)),
         ),
     )

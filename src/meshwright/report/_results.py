@@ -1,8 +1,7 @@
-"""Show a result: choose the document of its kind, and let a terminal or an HTML page show it.
+"""Show a result: choose the document of its kind, and let a terminal show it.
 
-A terminal shows the short form of a result, a page the long one with pictures. A module that makes the
-document of one kind of result is imported when such a result is shown. Used by: `shown`, whose results print
-themselves, and `cli`.
+A module that makes the document of one kind of result is imported when such a result is shown. Used by:
+`reportable`, whose results print themselves, `cli`, and the pages of results.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from meshwright.results import Weighing
 
-from ._render import page, terminal
+from ._render import terminal
 from ._weighing import full_document, screen_document
 from ._weighing_facts import facts_of
 
@@ -41,13 +40,6 @@ DOCUMENTS = {
     "Run": ("_run_report", "run_document"),
 }
 """By kind of result: the module and the function that make its document for a terminal."""
-PAGES = {
-    "History": ("_calibrating", "history_page"),
-    "Plan": ("_plan_report", "plan_page"),
-    "Run": ("_run_report", "page_of_run"),
-    "Weighing": ("_run_report", "weighing_page"),
-}
-"""By kind of result: what makes its page. Others have one document for the terminal and the page."""
 
 
 @runtime_checkable
@@ -69,7 +61,7 @@ def renderable(result: object, *, verbose: bool = False, more: str = MORE) -> Re
         verbose: whether a weighing is shown in full, not on one screen.
         more: the last line of that screen, which says how to see the rest.
     """
-    return terminal(_document_of(result, verbose=verbose, more=more))
+    return terminal(document_of(result, verbose=verbose, more=more))
 
 
 def plan_renderable(plan: Plan, most_rows: int | None, more: str) -> RenderableType:
@@ -92,17 +84,8 @@ def text_of(result: object) -> str:
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
 
 
-def page_of(result: object) -> str:
-    """Return a result as one HTML page."""
-    if isinstance(result, MakesDocument):
-        return page(getattr(result, "page_document", result.document)())
-    kind = type(result).__name__
-    is_refused = isinstance(result, Weighing) and result.refusal is not None
-    is_made = kind in PAGES and not is_refused
-    return page(_made(*PAGES[kind], result) if is_made else _document_of(result))
-
-
-def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> Document:
+def document_of(result: object, *, verbose: bool = False, more: str = MORE) -> Document:
+    """Return the document of a result for a terminal; most results have the same one on a page."""
     if isinstance(result, Weighing) and result.refusal is not None:
         return _made("_refused", "refused_document", result)
     if isinstance(result, Weighing):

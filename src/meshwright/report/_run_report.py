@@ -1,43 +1,26 @@
-"""Turn runs and sweeps into documents: the short one of a terminal, and the page of a folder.
-
-The page of a weighing is that of a run's folder that holds nothing else. Used by: `_results`, the loop that
-trains, which writes pages, and `cli`.
-"""
+"""Turn a finished run into a document for a terminal. Used by: `_results`, and the pages of runs."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 from meshwright.measure import Measurement, Reconciliation
 from meshwright.measure import Row as ComparedRow
-from meshwright.results import Run, Weighing
+from meshwright.results import Run
 from meshwright.units import format_bytes, format_count, format_seconds
 
-from ._costs import cost_sections, fault_sections
 from ._model import (
-    Cards,
     Document,
-    Lanes,
     ReportSection,
     ReportTable,
     TableRow,
     Words,
-    curves_plot,
     flop_words,
     percent,
     plain_rows,
     section,
 )
-from ._render import page
-from ._run_files import RunFiles, read_run
-from ._schedule_lanes import schedule_lanes
-from ._weighing import time_figures, time_sections, title_facts, verdict
-from ._weighing_facts import facts_of
 
-FILES_OF_THE_END = ("measurement.json", "reconciliation.json")
-RELOAD_SECONDS = 15  # of a page of a run that is under way
 SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerprints are equal."
 OTHER_PROGRAM = (
     "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
@@ -46,58 +29,12 @@ PROGRAM_OF_A_TPU = (
     "Whether the program that ran is the one that was weighed is not known: on a TPU the compiler changes "
     "its text after a weighing has read it."
 )
-HELD_OUT = "held_out_"
 MOST_SAMPLE_LINES = 12  # on a terminal
-MOST_NOTICES = 50
-
-
-def run_page(folder: Path, *, is_live: bool = False) -> str:
-    """Return the folder of a run as one HTML page, which names files that are missing or truncated.
-
-    The page of a run that `is_live` does not miss the files of its end, and loads itself again.
-    """
-    files = read_run(folder)
-    if not is_live:
-        return page(_run_page(files))
-    early = tuple(note for note in files.notes if not note.startswith(FILES_OF_THE_END))
-    made = _run_page(dataclasses.replace(files, notes=early))
-    steps = files.series("loss")[0]
-    so_far = f"under way, {steps[-1]:,} steps so far" if steps else "under way"
-    facts = ", ".join(filter(None, (made.facts, so_far)))
-    finish = section("", *([Words(lead="FINISH: ", text=files.finish)] if files.finish else []))
-    sections = (*finish, *made.sections)
-    return page(dataclasses.replace(made, facts=facts, sections=sections, reload_seconds=RELOAD_SECONDS))
-
-
-def write_report(folder: Path, *, is_live: bool = False) -> Path:
-    """Write report.html into a run's folder from the files it holds, and return its path.
-
-    Args:
-        is_live: whether the run is under way: its page then loads itself again.
-
-    Raises:
-        OSError: the page cannot be written; the previous page stays as it was.
-    """
-    from meshwright.trainer.loop import write_whole  # a run's folder knows its data
-
-    path = folder / "report.html"
-    write_whole(path, run_page(folder, is_live=is_live))
-    return path
-
-
-def page_of_run(run: Run) -> Document:
-    """Return the page of a finished run, from the files of its folder."""
-    return _run_page(read_run(run.folder))
-
-
-def weighing_page(weighing: Weighing) -> Document:
-    """Return the page of a weighing, with the schedule of its step."""
-    return _run_page(RunFiles(name=weighing.name, weighing=facts_of(weighing)), schedule_lanes(weighing))
 
 
 def reconciliation_document(found: Reconciliation) -> Document:
     """Return predicted beside measured quantities of a run."""
-    return Document(title="", sections=_reconciliation_sections(found))
+    return Document(title="", sections=reconciliation_sections(found))
 
 
 def run_document(run: Run) -> Document:
@@ -110,18 +47,19 @@ def run_document(run: Run) -> Document:
         words += f", {format_seconds(measurement.step_seconds.median)} each"
         words += f", {format_count(rate)} {measurement.batch_unit}/s"
     return Document(
-        title=_steps_words(measurement),
+        title=steps_words(measurement),
         facts=words,
         sections=(
             *section("", *_loss_lines(measurement)),
-            *_sample_sections(measurement, most_lines=MOST_SAMPLE_LINES),
-            *_reconciliation_sections(run.reconciliation),
-            *_seconds_sections(measurement),
+            *sample_sections(measurement, most_lines=MOST_SAMPLE_LINES),
+            *reconciliation_sections(run.reconciliation),
+            *seconds_sections(measurement),
         ),
     )
 
 
-def _steps_words(measurement: Measurement) -> str:
+def steps_words(measurement: Measurement) -> str:
+    """Say how many steps a run made, and whether it was interrupted."""
     return f"{measurement.steps} steps{', interrupted' if measurement.interrupted else ''}"
 
 
@@ -146,7 +84,8 @@ def _loss_lines(measurement: Measurement) -> Iterator[Words]:
         yield Words(text=f"the held-out loss is {abs(gain):.3f} nats {side} {words}")
 
 
-def _sample_sections(measurement: Measurement, *, most_lines: int | None = None) -> tuple[ReportSection, ...]:
+def sample_sections(measurement: Measurement, *, most_lines: int | None = None) -> tuple[ReportSection, ...]:
+    """Return what the model writes after training."""
     if not measurement.sample:
         return ()
     words = Words(lead=measurement.sample_prompt, text=measurement.sample, sample=True)
@@ -157,7 +96,7 @@ def _sample_sections(measurement: Measurement, *, most_lines: int | None = None)
     return section("What it writes after training", words)
 
 
-def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[ReportSection, ...]:
+def reconciliation_sections(reconciliation: Reconciliation) -> tuple[ReportSection, ...]:
     """Return sections that compare predicted with measured quantities, and say how they were measured."""
     rows = [row_cells(row) for row in reconciliation.rows]
     ways = [(row.quantity, row.how) for row in reconciliation.rows]
@@ -201,7 +140,7 @@ def _amount(value: float, unit: str, like: float | None = None) -> str:
             return f"{format_count(value)} {unit}"
 
 
-def _seconds_sections(measurement: Measurement | None) -> tuple[ReportSection, ...]:
+def seconds_sections(measurement: Measurement | None) -> tuple[ReportSection, ...]:
     """Return the goodput, and the seconds of each phase, which sum to the time of the process."""
     if measurement is None:
         return ()
@@ -211,106 +150,3 @@ def _seconds_sections(measurement: Measurement | None) -> tuple[ReportSection, .
     rows = plain_rows((name, format_seconds(part), percent(part, whole)) for name, part in phases)
     table = ReportTable(columns=("phase", "time", "share"), rows=rows, numbers=("time", "share"))
     return section("Where the time went", Words(text=words), table)
-
-
-def _run_page(run: RunFiles, lanes: Lanes | None = None) -> Document:
-    """Return the page of a run's folder, or of a weighing alone, as far as the files go.
-
-    `lanes`: the schedule of the step, for which the files do not suffice.
-    """
-    weighing, measured = run.weighing, run.measurement
-    # A run on simulated devices is there to be trained: its curve comes first, and that no verdict is last.
-    has_curve = bool(run.series("loss")[1])
-    is_simulated = has_curve and weighing is not None and weighing.ledger.memory.usable_bytes is None
-    facts = [] if weighing is None else [title_facts(weighing)]
-    if measured is not None:
-        facts += [_steps_words(measured), f"{measured.date[:16].replace('T', ' ')} UTC"]
-    return Document(
-        title=run.name if weighing is None else weighing.config,
-        facts=", ".join(facts),
-        sections=(
-            *section("", *(() if weighing is None or is_simulated else verdict(weighing))),
-            *section("Not whole", *(Words(text=note) for note in run.notes), tone="warning"),
-            *section("", _cards(run)),
-            *(_loss_sections(run) if is_simulated else ()),
-            *(() if weighing is None else time_sections(weighing, on_page=True, lanes=lanes)),
-            *(() if is_simulated else _loss_sections(run)),
-            *_notice_sections(run),
-            *_seconds_sections(measured),
-            *(() if run.reconciliation is None else _reconciliation_sections(run.reconciliation)),
-            *section("", *(verdict(weighing) if weighing is not None and is_simulated else ())),
-            *(() if weighing is None else cost_sections(weighing, on_page=True)),
-            *(() if weighing is None else fault_sections(weighing)),
-            *(() if measured is None else _sample_sections(measured)),
-            *_environment_sections(run),
-        ),
-    )
-
-
-def _cards(run: RunFiles) -> Cards | None:
-    """Return the few most important figures, the time of a step first."""
-    measured, items = run.measurement, list[tuple[str, str]]()
-    if measured is not None and measured.step_seconds is not None:
-        items.append((format_seconds(measured.step_seconds.median), "step, measured median"))
-        rate = measured.tokens_per_second
-        assert rate is not None, "a timed step has a rate"
-        items.append((format_count(rate), f"{measured.batch_unit} per second"))
-    elif measured is None and run.weighing is not None:
-        items += time_figures(run.weighing)
-    _, losses = run.series("loss")
-    if losses:
-        items.append((f"{losses[0]:.3f} → {losses[-1]:.3f}", "training loss, nats"))
-    _, held_out = run.series("held_out_loss")
-    if held_out:
-        entropy = None if measured is None else measured.unigram_entropy_nats
-        words = "" if entropy is None else f"; single tokens have {entropy:.3f}"
-        items.append((f"{held_out[-1]:.3f}", f"held-out loss, nats{words}"))
-    return Cards(items=tuple(items)) if items else None
-
-
-def _loss_sections(run: RunFiles) -> tuple[ReportSection, ...]:
-    """Return plots of the loss and of each held-out metric that the model reports besides, "accuracy"."""
-    training = run.series("loss")
-    if not training[0]:
-        return ()
-    entropy = None if run.measurement is None else run.measurement.unigram_entropy_nats
-    level = None if entropy is None else (entropy, f"entropy of single held-out tokens, {entropy:.3f}")
-    held_out = run.series("held_out_loss")
-    plots = [curves_plot("loss", training, held_out, unit=", nats", height=3.2, level=level)]
-    keys = {key for line in run.metrics for key in line if key.startswith(HELD_OUT)} - {"held_out_loss"}
-    for key in sorted(keys):
-        name = key.removeprefix(HELD_OUT)
-        plots.append(curves_plot(name.replace("_", " "), run.series(name), run.series(key)))
-    return section("Loss", *plots)
-
-
-def _notice_sections(run: RunFiles) -> tuple[ReportSection, ...]:
-    """Return a run's notices, newest last: resumptions, bad steps, spikes, failed checkpoints."""
-    rows = plain_rows(
-        (str(line["step"]), str(line.get("kind", "")), str(line.get("message", ""))) for line in run.notices
-    )
-    if not rows:
-        return ()
-    words = None
-    if (left_out := len(rows) - MOST_NOTICES) > 0:
-        words = Words(text=f"The first {left_out} are left out; notices.jsonl has all.")
-    table = ReportTable(columns=("step", "what", "words"), rows=rows[-MOST_NOTICES:], numbers=("step",))
-    return section("What happened", words, table)
-
-
-def _environment_sections(run: RunFiles) -> tuple[ReportSection, ...]:
-    rows, measured = list[tuple[str, str]](), run.measurement
-    if measured is not None:
-        rows += [
-            ("devices", f"{measured.num_devices} x {measured.device_kind} ({measured.platform})"),
-            ("host", measured.host),
-            ("date", measured.date),
-            ("train step compiled in", format_seconds(measured.compile_seconds)),
-            ("program that ran", measured.fingerprint),
-        ]
-    if run.weighing is not None:
-        compiled = run.weighing.compile
-        rows += [("program weighed", compiled.fingerprint), ("compiler", compiled.compiler)]
-    if measured is not None:
-        rows += measured.versions.items()
-    return section("Environment", ReportTable(columns=("", ""), rows=plain_rows(rows))) if rows else ()

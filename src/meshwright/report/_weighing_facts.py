@@ -1,4 +1,4 @@
-"""Hold what reports show of a weighing: `facts_of` takes it from the object, `_run_files` from a saved file.
+"""Hold what reports show of a weighing: `facts_of` takes it from the object, `contrib.pages` from a file.
 
 Used by: all documents with a weighing.
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.contrib.pages import lanes_of, schedule_of
 from meshwright.report import (
     CURVES,
     Bars,
@@ -16,9 +17,7 @@ from meshwright.report import (
     TableRow,
     Words,
     colours_of,
-    lanes_of,
     parts_of,
-    schedule_of,
     section,
 )
 from meshwright.units import format_bytes, format_rate, format_seconds

@@ -129,7 +129,8 @@ def _folders(runs: list[Path], html: Path | None, as_json: bool) -> None:
 
 def _history(html: Path | None, as_json: bool) -> None:
     from meshwright.api import history
-    from meshwright.report import page_of, renderable
+    from meshwright.contrib.pages import page_of
+    from meshwright.report import renderable
     from meshwright.reportable import write_result
 
     kept = history()

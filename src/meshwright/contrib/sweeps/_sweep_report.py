@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwright.contrib.pages import read_run
 from meshwright.report import (
     COLOURS,
     CURVES,
@@ -20,7 +21,6 @@ from meshwright.report import (
     TableRow,
     Words,
     label_steps,
-    read_run,
     section,
     thinned,
 )

@@ -3,7 +3,7 @@ import sys
 
 LOAD = """
 import sys
-from meshwright.report import loading_plots
+from meshwright.contrib.pages import loading_plots
 {before}
 with loading_plots():
     assert "jax" not in sys.modules

@@ -1,6 +1,6 @@
 """Draw SVG without matplotlib: scattered dots with tooltips, and the lanes of a step.
 
-Used by: `_render`. A drawing is an `<svg>` element that needs nothing outside it. The words that appear when
+Used by: `_page`. A drawing is an `<svg>` element that needs nothing outside it. The words that appear when
 the pointer rests on a part are the part's `<title>`, for which a browser needs no script.
 """
 
@@ -11,7 +11,7 @@ from html import escape
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from ._model import FAINT, GRID, INK, Column, Lane, Scatter
+from meshwright.report import FAINT, GRID, INK, Column, Lane, Scatter
 
 DOT_COLOURS = {"best": "#3f8f4f", "fits": "#2f6f8f", "does not fit": "#c8372d"}
 LANE_WIDTH, LANE_HEIGHT = 2000, 100  # units of a lane, which is as wide as the page

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from meshwright.contrib.pages import page_section
 from meshwright.contrib.sweeps import Sweep, SweepRun
 from meshwright.contrib.sweeps._sweep_report import _number, sweep_curves_plot, values_plot
 from meshwright.ledger import Timeline
@@ -28,14 +29,13 @@ from meshwright.report._model import (
     thinned,
     timeline_plot,
 )
-from meshwright.report._render import _page_section
 
 GIB = 2**30
 
 
 def drawn_on_page(plot: Plot) -> str:
     (made,) = section("", plot)
-    return _page_section(made)
+    return page_section(made)
 
 
 def loss_picture(training, held_out=((), ()), level=None) -> str:

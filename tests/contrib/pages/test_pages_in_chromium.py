@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.report import page_of
+from meshwright.contrib.pages import page_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)

@@ -1,6 +1,6 @@
 """Read the folder of a run for its report: its weighing, metrics, notices, measurement and reconciliation.
 
-Used by: `_run_report`.
+Used by: `_run_page`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from meshwright.errors import InputError
 from meshwright.files import MOST_RECORD_BYTES, parsed_json, read_json, read_text, reason
 from meshwright.json_records import read_record
 from meshwright.measure import Measurement, Reconciliation
+from meshwright.report import WeighingFacts
 from meshwright.results import WEIGHING_SCHEMA
-
-from ._weighing_facts import WeighingFacts
 
 T = TypeVar("T")
 

@@ -5,11 +5,9 @@ import re
 
 import pytest
 
+from meshwright.contrib.pages import lane_svg, lanes_of, page_of, schedule_lanes
 from meshwright.predict import Busy
-from meshwright.report import page_of, text_of
-from meshwright.report._drawings import lane_svg
-from meshwright.report._model import COLOURS, GAPS, Column, Lane, byte_ticks, second_ticks
-from meshwright.report._schedule_lanes import lanes_of, schedule_lanes
+from meshwright.report import COLOURS, GAPS, Column, Lane, byte_ticks, second_ticks, text_of
 
 GIB = 2**30
 

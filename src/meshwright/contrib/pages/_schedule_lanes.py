@@ -1,7 +1,7 @@
 """Turn the predicted schedule of a weighing into lanes: what a step does from its beginning to its end.
 
 The walk over the schedule gives shares of equal spans. Neighbours that hardly differ become one column, so
-that the picture stays small however long the program is. Used by: `_plan_report`, `_results`.
+that the picture stays small however long the program is. Used by: `_results_pages`, `_run_page`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
+from meshwright.report import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
 from meshwright.results import Compilation, Weighing
 from meshwright.units import format_seconds
-
-from ._model import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
 
 if TYPE_CHECKING:
     from meshwright.predict import Busy

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.contrib.pages import page_of, read_run, write_report
 from meshwright.contrib.sweeps import Sweep, SweepRun
 from meshwright.ledger import Finding
 from meshwright.measure import Reconciliation, Row
-from meshwright.report import page_of, read_run, write_report
 from meshwright.results import WEIGHING_SCHEMA, Change, Changes
 
 pytestmark = pytest.mark.once
