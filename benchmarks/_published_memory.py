@@ -15,8 +15,8 @@ from typing import Any
 from _published_rows import Expressed
 
 from meshwright.config import Layout, Ticks, TransformerModel, ticks_of
+from meshwright.contrib.pipelines import Schedule
 from meshwright.ledger import MemoryLedger
-from meshwright.trainer.step._pipeline_schedule import Schedule
 
 GIB = 2**30
 WEIGHT_BYTES, STATE_BYTES = 2, 12  # of a parameter in use; of its master weight and two moments, in float32

@@ -232,7 +232,7 @@ def loss_and_gradients(name, context, documents):
 
 # Each axis beside it, each format, each way of rematerialisation, each kind of position, documents: these go
 # round the ring, all else is gathered. In `make test` two of these: tests/test_layouts.py and
-# tests/step/test_pipeline.py have the axis too.
+# tests/contrib/pipelines/test_pipeline.py have the axis too.
 @pytest.mark.parametrize(
     ("axes", "name", "dtype", "remat", "documents"),
     [

@@ -1,8 +1,8 @@
 """Describe a report as sections of paragraphs, tables and pictures, independent of where it is shown.
 
-`_costs`, `_weighing` and `_results` make the `Document` of a result; `_render` and `contrib.pages` show it. Strings are plain
-text, which the renderers escape. A terminal leaves out `Cards`, `Plot`, `Scatter`
-and `Lanes`.
+`_costs`, `_weighing` and `_results` make the `Document` of a result; `_render` and `contrib.pages` show it.
+Strings are plain text, which the renderers escape. A terminal leaves out `Cards`, `Plot`, `Scatter` and
+`Lanes`.
 
 The pictures of a page are bars by category, curves by step, memory and work through a step, the runs of a
 sweep, and the candidates of a plan. A name has the same colour in every picture and on every page:

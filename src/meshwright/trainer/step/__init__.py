@@ -20,9 +20,14 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._gradients import GOOD_STEPS as GOOD_STEPS
     from ._gradients import LEAST_SCALE as LEAST_SCALE
     from ._gradients import MOST_SCALE as MOST_SCALE
+    from ._gradients import axes_beside as axes_beside
     from ._gradients import gradients_by_replica as gradients_by_replica
     from ._gradients import gradients_of as gradients_of
+    from ._gradients import mean_over_parts as mean_over_parts
     from ._gradients import next_scale as next_scale
+    from ._gradients import only_axes as only_axes
+    from ._gradients import rows_spec as rows_spec
+    from ._gradients import without_axes as without_axes
     from ._matrices import merged_entry as merged_entry
     from ._optimizer import by_matrix as by_matrix
     from ._optimizer import is_hidden_matrix as is_hidden_matrix
@@ -31,7 +36,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._optimizer import moment_shardings as moment_shardings
     from ._optimizer import optimizer_of as optimizer_of
     from ._optimizer import schedule_of as schedule_of
-    from ._pipeline_schedule import Schedule as Schedule
+    from ._padded_tables import spec_in_step as spec_in_step
     from ._state_formats import by_chance as by_chance
     from ._state_formats import rounded_as as rounded_as
 

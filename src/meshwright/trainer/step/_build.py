@@ -39,6 +39,7 @@ from meshwright.config import (
     num_stacked_layers,
     padded_layers,
 )
+from meshwright.registry import load_registered
 from meshwright.sharding import (
     AnyMesh,
     activation_spec,
@@ -121,8 +122,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     shardings = tables.shardings(_by_dims(used, mesh, config.zero1))  # of gradients, while a step computes
     formats, pipeline = grads.sum_formats(used, config.gradient_sum), None
     if mesh.shape.get("stage", 1) > 1:
-        from ._pipeline import pipeline_of
-
+        pipeline_of = load_registered("meshwright.pipelines", "stages")  # a room outside the core
         pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
     sums = partial(_sums_of(config, model, used, context_of(None)), formats=formats)
 

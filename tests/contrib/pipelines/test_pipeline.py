@@ -12,15 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
 from meshwright.config import load_config, padded_layers
+from meshwright.contrib.pipelines import AXIS, Pipeline, gather_positions, own_positions, scatter_positions
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec, replica_axes
 from meshwright.trainer.models import Context, initial_parameters, is_parameter, model_of
 from meshwright.trainer.models.loss import LEFT_OUT
-from meshwright.trainer.step import FORMATS, build_step
+from meshwright.trainer.step import FORMATS, build_step, gradients_of, only_axes, spec_in_step
 from meshwright.trainer.step._build import declarations
-from meshwright.trainer.step._gradients import gradients_of, only_axes, sum_formats
-from meshwright.trainer.step._padded_tables import spec_in_step
-from meshwright.trainer.step._pipeline import Pipeline
-from meshwright.trainer.step._stage import AXIS, gather_positions, own_positions, scatter_positions
+from meshwright.trainer.step._gradients import sum_formats
 from tests.rounding import rounding_of
 
 pytestmark = pytest.mark.quick

@@ -39,9 +39,9 @@ from meshwright.config import ACTIVATION_RULES, FIRST_LAYERS, Ticks
 from meshwright.sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
 from meshwright.trainer.models import RESIDUAL, Context
 from meshwright.trainer.models.loss import LEFT_OUT, with_positions
+from meshwright.trainer.step import without_axes
 
 from ._first_layers import FirstLayers
-from ._gradients import without_axes
 from ._pipeline_schedule import Schedule, Segment, Table, Work
 
 Tree = Any

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from meshwright.config import Ticks
-from meshwright.trainer.step import Schedule
+from meshwright.contrib.pipelines import Schedule
 
 CASES = [
     (schedule, stages, chunks, groups, reads_first)

@@ -20,9 +20,8 @@ from jaxtyping import Array, Key
 from meshwright.config import PipelineSchedule, RunConfig, Ticks, num_stacked_layers, padded_layers
 from meshwright.sharding import replica_axes
 from meshwright.trainer.models import Model, Outcome, Parameter, is_parameter
+from meshwright.trainer.step import axes_beside, mean_over_parts, only_axes, rows_spec, spec_in_step
 
-from ._gradients import axes_beside, mean_over_parts, only_axes, rows_spec
-from ._padded_tables import spec_in_step
 from ._stage import AXIS, ContextOf, Stage, Staged, Totals
 
 Tree = Any
