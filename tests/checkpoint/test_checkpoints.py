@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.contrib.clusters import ProcessGroup
 from meshwright.errors import MeshwrightError
 from meshwright.trainer.checkpoint import (
     Checkpoints,
@@ -37,7 +38,6 @@ from meshwright.trainer.checkpoint import (
 )
 from meshwright.trainer.checkpoint import _stored_arrays as _arrays
 from meshwright.trainer.checkpoint._folder import found_at
-from meshwright.trainer.launch import ProcessGroup
 
 SAVING = Path(__file__).with_name("saving.py")
 

@@ -273,8 +273,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     # These load jax and torch, which takes seconds: no case is to be charged with that, or cut off in it.
     import meshwright.api._train  # noqa: F401
     from meshwright import measure
-    from meshwright.cli import _launch as _processes
-    from meshwright.cli import _launch as _restarts
+    from meshwright.contrib.clusters import _launch as _processes
+    from meshwright.contrib.clusters import _launch as _restarts
     from meshwright.contrib.doctor import _doctor_commands as _doctor
     from meshwright.contrib.trained import sample_run  # noqa: F401
     from meshwright.programs import _weighed

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from meshwright.contrib.clusters import ProcessGroup
 from meshwright.errors import CompileError, InputError
-from meshwright.trainer.launch import ProcessGroup, SingleProcess, agreed
-from tests.launch.test_peers import each
+from meshwright.trainer.launch import SingleProcess, agreed
+from tests.contrib.clusters.test_peers import each
 
 
 def compare(facts: list[dict[str, Any]], hosts: str = "abcd") -> list[Any]:

@@ -16,7 +16,7 @@ from meshwright.errors import InputError
 from meshwright.trainer.launch import agreed
 from meshwright.trainer.loop import _common_facts as _facts
 from meshwright.trainer.loop import facts_of_run
-from tests.launch.test_peers import each
+from tests.contrib.clusters.test_peers import each
 
 
 def facts(config: str, *overrides: str, weights: Path | None = None, **call: Any) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.config import CheckpointConfig
+from meshwright.contrib.clusters import ProcessGroup
 from meshwright.errors import InputError
-from meshwright.trainer.launch import ProcessGroup
 from meshwright.trainer.loop import CheckpointSaved, PhaseClock, RunFolder, Saving
-from tests.launch.test_peers import each as each_of
+from tests.contrib.clusters.test_peers import each as each_of
 
 pytestmark = pytest.mark.quick
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._console import show as show
     from ._console import table as table
     from ._progress import bars as bars
+    from ._progress import own_command_for_children as own_command_for_children
     from ._train_command import OnOption as OnOption
     from ._usage import Command as Command
     from ._usage import Verbs as Verbs

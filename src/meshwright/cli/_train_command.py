@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,6 @@ from meshwright.run_lines import LogEvery
 from meshwright.trainer.launch import join, over, place_in
 
 from ._console import SIGNAL_BASE, JsonFlag, complete_config, print_json, say_readings, show
-from ._launch import run_processes, run_with_restarts
 from ._progress import how_to_go_on, progress
 from ._weigh_command import (
     LayoutOption,
@@ -142,9 +142,9 @@ def train(
     if resume and folder is None:
         config, folder = _run_to_resume(config)
     if restarts:
-        raise typer.Exit(run_with_restarts(restarts, config, folder))
+        raise typer.Exit(_of_clusters("restarts")(restarts, config, folder))
     if processes is not None:
-        raise typer.Exit(run_processes(processes, on))
+        raise typer.Exit(_of_clusters("processes")(processes, on))
     on = with_reserve(on, reserve)
     from meshwright import Session
     from meshwright import train as run_train
@@ -178,6 +178,13 @@ def train(
         stopped.say()
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
     _check_written(run)
+
+
+def _of_clusters(name: str) -> Callable[..., int]:
+    """Return a function of the room outside the core that starts processes, by its name there."""
+    from meshwright.registry import load_registered
+
+    return load_registered("meshwright.clusters", name)
 
 
 def _trackers_in(text: str | None) -> tuple[str, ...]:

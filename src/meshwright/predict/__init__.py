@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._factors import RECOMPUTED as RECOMPUTED
     from ._factors import TAIL as TAIL
     from ._factors import TAIL_OF_NOISE as TAIL_OF_NOISE
+    from ._factors import Factor as Factor
     from ._factors import Factors as Factors
     from ._factors import Prior as Prior
     from ._factors import class_of as class_of

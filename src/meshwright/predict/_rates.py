@@ -29,7 +29,7 @@ from meshwright.hardware import (
 )
 from meshwright.ledger import EXCHANGES
 
-from ._factors import NO_FACTORS, Factors, Prior, before_measuring, digest_of, fit_factors
+from ._factors import NO_FACTORS, Factors, Prior, before_measuring, digest_of
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
 from ._rate_files import fitted, runs, share_of_peak, single_device_rates
 
@@ -484,7 +484,10 @@ def machine_of(
     if measured.chip != fleet.chip.name:
         raise InputError(f"steps measured on {measured.chip}", hint=f"give those of {fleet.chip.name}")
     before = prior_of(machine, fleet, calibration)
-    factors = fit_factors(measured, rates_digest(fleet, calibration), before)
+    from meshwright.registry import load_registered  # most users measured nothing
+
+    fit_factors = load_registered("meshwright.factors", "fit")
+    factors: Factors = fit_factors(measured, rates_digest(fleet, calibration), before)
     launch_seconds = machine.launch_seconds * factors.of("launch")
     return replace(machine, factors=factors, launch_seconds=launch_seconds)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._calibrated import CalibratedStep as CalibratedStep
     from ._chrome_events import ChromeEvent as ChromeEvent
     from ._chrome_events import ChromeTrace as ChromeTrace
+    from ._factor_fit import fit_factors as fit_factors
     from ._trace_files import class_of_kernel as class_of_kernel
     from ._trace_files import is_xplane as is_xplane
     from ._trace_files import stats_of as stats_of

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from meshwright.errors import InputError, MeshwrightError
 
-from ._coordination import SingleProcess
+from ._single_process import SingleProcess
 
 T = TypeVar("T")
 Facts = Mapping[str, Mapping[str, Any]]

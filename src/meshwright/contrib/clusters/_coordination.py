@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.errors import EXIT_BROKE_OFF, CompileError, InputError, MeshwrightError
+from meshwright.trainer.launch import SingleProcess
 
 BEAT_SECONDS = LOOK_SECONDS = 1.0  # between answers; between checks of the first process
 SILENT_SECONDS = 8.0
@@ -176,34 +177,6 @@ class Heartbeat:
 def _print_error(words: str) -> None:
     sys.stderr.write(f"error: {words}\nhint: resume the run with --resume\n")
     sys.stderr.flush()
-
-
-class SingleProcess:
-    """The only process of a run."""
-
-    count = 1
-    index = 0
-    is_first = True
-    name = "process 0"
-
-    def broadcast(self, what: str, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`."""
-        return make()
-
-    def combined(self, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Return what `combine` makes of a list that holds only `value`."""
-        return combine([value])
-
-    def gathered(self, what: str, value: Any) -> list[Any]:
-        """Return a list that holds only `value`."""
-        return self.combined(what, value, list)
-
-    def run_sequentially(self, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`."""
-        return make()
-
-
-SINGLE_PROCESS = SingleProcess()
 
 
 class ProcessGroup(SingleProcess):

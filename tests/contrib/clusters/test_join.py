@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from meshwright.contrib.clusters import _connect as _join
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.trainer.launch import Place, _join, join, place_in, processes_of_this_run
+from meshwright.trainer.launch import Place, join, place_in, processes_of_this_run
 
 TALK = """
 import os, sys
@@ -104,7 +105,7 @@ def test_a_process_that_has_joined_none_is_alone():
 
 def test_a_child_ends_with_its_parent():
     told = {"MESHWRIGHT_PARENT": str(os.getpid() + 1)}  # another process than the one that starts it
-    code = "from meshwright.trainer.launch import _join; _join._end_with_parent()"
+    code = "from meshwright.contrib.clusters import _connect; _connect._end_with_parent()"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **told}, check=False)
     assert done.returncode == 1
 

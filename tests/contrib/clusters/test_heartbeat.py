@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.trainer.launch import LEFT_LOOKS, SILENT_SECONDS, Heartbeat
+from meshwright.contrib.clusters import LEFT_LOOKS, SILENT_SECONDS, Heartbeat
 
 
 class Board:
@@ -34,7 +34,7 @@ class Board:
 @pytest.fixture
 def three(monkeypatch):
     """Three processes' rolls, the statuses they ended with, and a clock that is set by hand."""
-    monkeypatch.setattr("meshwright.trainer.launch._coordination.BEAT_SECONDS", 0.0)
+    monkeypatch.setattr("meshwright.contrib.clusters._coordination.BEAT_SECONDS", 0.0)
     board, ended, clock = Board(), [], [0.0]
     rolls = [
         Heartbeat(
@@ -88,7 +88,7 @@ def test_a_first_process_that_was_stopped_itself_blames_nobody_when_it_goes_on(t
 
 def test_a_first_process_that_takes_no_answers_is_named_by_another(three, capfd, monkeypatch):
     rolls, ended, _ = three
-    monkeypatch.setattr("meshwright.trainer.launch._coordination.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("meshwright.contrib.clusters._coordination.LOOK_SECONDS", 0.01)
     go_on = threading.Event()
     rolls[1].start()
     rolls[1]._client.key_value_set = lambda *told, **more: go_on.wait()
@@ -160,7 +160,8 @@ def test_an_error_of_the_service_is_not_taken_for_an_answer(three):
 
 WAITS = """
 import os, sys, time
-from meshwright.trainer.launch import _coordination, join, place_in
+from meshwright.contrib.clusters import _coordination
+from meshwright.trainer.launch import join, place_in
 _coordination.BEAT_SECONDS = _coordination.LOOK_SECONDS = 0.25  # eight of them are waited for
 peers = join(place_in(os.environ))
 peers.gathered("there", None)

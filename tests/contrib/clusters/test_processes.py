@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from meshwright.cli import _launch as _processes
-from meshwright.cli._launch import run_processes
 from meshwright.cli._train_command import train
+from meshwright.contrib.clusters import _launch as _processes
+from meshwright.contrib.clusters import run_processes
 from meshwright.errors import InputError
 
 CHILD = """
@@ -110,7 +110,7 @@ def test_a_signal_goes_to_all_and_is_the_status(tmp_path):
     script = CHILD.format(folder=str(tmp_path), ends=("saves", "saves"), sleepers=2)
     parent = f"""
 import subprocess, sys
-from meshwright.cli import _launch as _processes
+from meshwright.contrib.clusters import _launch as _processes
 started = subprocess.Popen
 script = {script!r}
 _processes.subprocess.Popen = lambda command, **told: started([sys.executable, "-c", script], **told)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from meshwright.contrib.clusters import ProcessGroup
 from meshwright.errors import CompileError, InputError, MeshwrightError
-from meshwright.trainer.launch import ProcessGroup, SingleProcess
+from meshwright.trainer.launch import SingleProcess
 
 
 class Store:

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from meshwright.cli import own_command_for_children
 from meshwright.errors import EXIT_BROKE_OFF, InputError
 from meshwright.files import last_lines
 from meshwright.sandbox import how_it_ended
 from meshwright.subprocesses import own_python, working_folder
 from meshwright.trainer.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
-
-from ._progress import own_command_for_children
 
 
 def run_with_restarts(restarts: int, config: str | None, folder: Path | None) -> int:
@@ -56,9 +55,7 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
         if was_asked_to_end or not left or not may_do_better:
             return status if status >= 0 else 128 - status
         number = restarts - left + 1
-        print(
-            f"restart {number} of {restarts}: the run {how_it_ended(status)}; it is resumed", file=sys.stderr
-        )
+        sys.stderr.write(f"restart {number} of {restarts}: the run {how_it_ended(status)}; it is resumed\n")
         if "--resume" not in arguments:
             arguments.append("--resume")
     raise AssertionError("the last run returns")
@@ -254,7 +251,7 @@ def _blame(child: _Child, num_children: int, how: str) -> None:
     who = f"process {child.index} of {num_children} ({child.process.pid} on {socket.gethostname()})"
     words = "".join(f"\n    {line}" for line in child.last_lines())
     words = f". Its last words:{words}" if words else ""
-    print(f"error: {who} {how}; the others were ended{words}", file=sys.stderr)
+    sys.stderr.write(f"error: {who} {how}; the others were ended{words}\n")
 
 
 def _was_killed(child: _Child, noted: list[int]) -> bool:
