@@ -8,9 +8,12 @@ Imports: `errors`. Used by: `reportable`, `config`, `programs`, `trainer`, `api`
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @cache
@@ -29,12 +32,25 @@ def registered_names(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
+def registered_module(group: str, name: str) -> str:
+    """Return the name of the module that is registered under one name of a group, and import nothing.
+
+    Raises:
+        InputError: the installed package names none.
+    """
+    return _found(group, name).value
+
+
 def load_registered(group: str, name: str) -> Any:
     """Return what is registered under one name of a group, and import nothing else of the group.
 
     Raises:
         InputError: the installed package names none.
     """
+    return _found(group, name).load()
+
+
+def _found(group: str, name: str) -> EntryPoint:
     from importlib.metadata import entry_points
 
     found = entry_points(group=group)
@@ -43,4 +59,4 @@ def load_registered(group: str, name: str) -> Any:
             f"the installed package has no entry point {name!r} of {group!r}",
             hint="it is older than these sources: install Meshwright again",
         )
-    return found[name].load()
+    return found[name]

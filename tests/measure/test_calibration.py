@@ -76,7 +76,7 @@ def test_another_machine_or_compiler_is_measured_anew(probes, monkeypatch):
 @pytest.mark.parametrize("measure", [calibration_of_this_machine, probe])
 def test_a_probe_that_fails_shows_its_last_lines(monkeypatch, tmp_path, measure):
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(_calibration, "PROBE", "meshwright.measure._no_such_probe")
+    monkeypatch.setattr(_calibration, "_probe", lambda: "meshwright.measure._no_such_probe")
     with pytest.raises(MeshwrightError, match=r"No module named .*_no_such_probe") as error:
         measure()
     assert "-m meshwright.measure._no_such_probe" in error.value.hint

@@ -1,8 +1,8 @@
 """Measure this machine and the runs on it: rates of the host, and the seconds, memory and losses of runs.
 
 Imports: `subprocesses`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
-record), `formats`, `units`, `errors`. jax only inside functions; `_probe`, which runs in a separate process,
-imports jax directly. Used by: `programs`, `trainer`, `results`, `report`, `api`, rooms of `contrib`.
+record), `registry`, `formats`, `units`, `errors`. jax only inside functions. Used by: `programs`, `trainer`,
+`results`, `report`, `api`, rooms of `contrib`.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._kept_calibration import CPUINFO as CPUINFO
     from ._kept_calibration import KnownRates as KnownRates
+    from ._kept_calibration import busy_share as busy_share
     from ._kept_calibration import calibration_for as calibration_for
     from ._kept_calibration import calibration_of_chip as calibration_of_chip
     from ._kept_calibration import calibration_of_this_machine as calibration_of_this_machine

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -31,9 +32,9 @@ from meshwright.compiler import (
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import read_text, reason
 from meshwright.hardware import Fleet
+from meshwright.registry import registered_module
 from meshwright.subprocesses import own_python, working_folder
 
-PROBE = "meshwright.measure._probe"
 TIME_LIMIT_SECONDS = 120
 LAST_LINES = 8
 STOPPED = "stopped while this machine's rates were measured, once for all predictions: the next command does"
@@ -166,9 +167,14 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> hardwa
     return calibration
 
 
+def _probe() -> str:
+    """Return the module that measures, which runs in a process of its own: a room outside the core has it."""
+    return registered_module("meshwright.probes", "devices")
+
+
 def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> hardware.Calibration:
     """Measure the CPU if `cpu`, else the attached device; the probe writes to `path`."""
-    command = own_python("-m", PROBE, str(path), *(["--detailed"] if detailed else []))
+    command = own_python("-m", _probe(), str(path), *(["--detailed"] if detailed else []))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"} if cpu else None
     try:
         done = subprocess.run(
@@ -183,7 +189,7 @@ def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> hard
     if not path.exists():
         raise MeshwrightError(
             "measuring this machine failed. The probe's last lines:\n    " + "\n    ".join(lines),
-            hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
+            hint=f"run it alone: {Path(sys.executable).name} -m {_probe()} calibration.json",
         )
     return hardware.Calibration.from_json(path.read_text())
 
@@ -200,7 +206,8 @@ def calibration_path(chip: str) -> Path:
     """Return the file of a chip's rates; a CPU's is named by a digest of its host, jaxlib and the probe."""
     if chip != "CPU":
         return cache_root() / f"calibration-{chip}.json"
-    source = Path(__file__).with_name("_probe.py").read_bytes()
+    origin = getattr(find_spec(_probe()), "origin", None)
+    source = b"" if origin is None else Path(origin).read_bytes()
     key = (describe_host().encode(), installed_versions()["jaxlib"].encode(), source)
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()
     return cache_root() / f"calibration-{digest[:16]}.json"

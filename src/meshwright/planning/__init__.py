@@ -12,9 +12,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._closed_form import Form as Form
     from ._estimates import Estimates as Estimates
     from ._estimates import estimate as estimate
-    from ._function_space import FUNCTION_PRIORS as FUNCTION_PRIORS
-    from ._function_space import FunctionSpace as FunctionSpace
-    from ._function_space import function_space as function_space
     from ._search import Priors as Priors
     from ._search import Search as Search
     from ._search import SearchOutcome as SearchOutcome

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._configured import weigh_run as weigh_run
     from ._configured_plan import REST as REST
     from ._configured_plan import changes_for_tokens as changes_for_tokens
-    from ._function_plan import checked_space as checked_space
-    from ._function_plan import room_for as room_for
     from ._jax_step import NamedStep as NamedStep
     from ._jax_step import jax_step as jax_step
     from ._kinds import Kind as Kind
@@ -36,5 +34,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._program import step_facts as step_facts
     from ._requests import request_of as request_of
     from ._weighed import weigh_lowered as weigh_lowered
+    from ._weighed import weigh_request as weigh_request
 
 __getattr__, __dir__ = names_on_first_use(__name__)

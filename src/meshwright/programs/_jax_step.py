@@ -142,10 +142,11 @@ class NamedStep(Program):
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:
         """Return the meshes and the arguments that the function declares."""
-        from ._function_plan import function_candidates  # imports numpy
+        from meshwright.registry import load_registered
 
         hint = "fix its knobs with --fix KNOB=VALUE"
         settings.refuse(f"{self.function}, which is no configuration,", "overrides", "layout", hint=hint)
         facts = step_facts(settings.run, self.function)
         rules = None if self.rules is None else RulesFile.read(self.rules)
+        function_candidates = load_registered("meshwright.functions", "candidates")
         return function_candidates(self.function, fleet, search, facts, rules)

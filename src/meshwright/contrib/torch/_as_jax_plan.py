@@ -19,17 +19,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.config import Layout
+from meshwright.contrib.function_plans import (
+    FUNCTION_PRIORS,
+    FunctionSpace,
+    checked_space,
+    function_space,
+    room_for,
+)
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
-from meshwright.planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
+from meshwright.planning import Search
 from meshwright.programs import (
     Candidates,
     ForeignPrograms,
     RunFacts,
     Settings,
-    checked_space,
     request_of,
-    room_for,
     step_facts,
 )
 from meshwright.results import Weighing

@@ -8,8 +8,8 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
+from meshwright.contrib.calibration import _probe
 from meshwright.hardware import COLLECTIVE_KINDS, Calibration
-from meshwright.measure import _probe
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},

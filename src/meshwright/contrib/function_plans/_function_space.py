@@ -9,8 +9,6 @@ its mesh:
 There is no closed form for a program that Meshwright has not seen. The estimates are constants, and the
 search learns from compiled candidates alone. So the first candidate is the one that the function has without
 the planner: the whole fleet along the first axis, every knob at its default.
-
-Used by: `api`.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from numpy.typing import NDArray
 from meshwright.config import Layout
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
-
-from ._estimates import Estimates
-from ._search import Priors
+from meshwright.planning import Estimates, Priors
 
 MOST_OF_A_FUNCTION = 20_000  # candidates: each is compiled or left, none is estimated
 UNKNOWN = 20.0  # standard deviation of ln(seconds) before anything is compiled

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
+from meshwright.contrib.function_plans import FUNCTION_PRIORS, function_space
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.planning import (
-    FUNCTION_PRIORS,
     Search,
     SearchOutcome,
     fleet_times,
-    function_space,
     smaller_fleets,
 )
 

@@ -1,4 +1,4 @@
-"""Measure the attached device: `python -m meshwright.measure._probe OUT.json [--detailed]`.
+"""Measure the attached device: `python -m meshwright.contrib.calibration._probe OUT.json [--detailed]`.
 
 This takes four to eight seconds on a CPU, and half a minute in detail. In detail a CPU is eight simulated
 devices. A measurement is the shortest of several runs of a compiled program, each until its result is ready.
@@ -39,8 +39,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.compiler import installed_versions
 from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective, chip_of_device_kind
-
-from ._kept_calibration import busy_share, describe_host
+from meshwright.measure import busy_share, describe_host
 
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 SQUARE, ACCELERATOR_SQUARE = 1536, 8192

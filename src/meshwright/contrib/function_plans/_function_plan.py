@@ -1,7 +1,4 @@
-"""List the meshes and arguments that a user's function may have on a fleet, as candidates of a plan.
-
-Imports: `_weighed`, `planning`, `compiler`. Used by: `_jax_step`, and kinds of program in other rooms.
-"""
+"""List the meshes and arguments that a user's function may have on a fleet, as candidates of a plan."""
 
 from __future__ import annotations
 
@@ -17,13 +14,11 @@ from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance, usable_bytes
-from meshwright.planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
+from meshwright.planning import Search
+from meshwright.programs import Candidates, ForeignPrograms, RunFacts, request_of, weigh_request
 from meshwright.results import Weighing
 
-from ._candidates import Candidates, ForeignPrograms
-from ._program import RunFacts
-from ._requests import request_of
-from ._weighed import weigh_request
+from ._function_space import FUNCTION_PRIORS, FunctionSpace, function_space
 
 
 def function_candidates(
