@@ -32,7 +32,6 @@ from meshwright.compiler import (
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import read_text, reason
 from meshwright.hardware import Fleet
-from meshwright.registry import registered_module
 from meshwright.subprocesses import own_python, working_folder
 
 TIME_LIMIT_SECONDS = 120
@@ -169,6 +168,8 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> hardwa
 
 def _probe() -> str:
     """Return the module that measures, which runs in a process of its own: a room outside the core has it."""
+    from meshwright.registry import registered_module  # a weighing for a GPU measures nothing
+
     return registered_module("meshwright.probes", "devices")
 
 

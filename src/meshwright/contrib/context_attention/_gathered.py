@@ -2,7 +2,7 @@
 
 As Llama 3's own training does (https://arxiv.org/abs/2407.21783, section 3.3.2). A kernel reaches its best
 rate with many keys, and each of a ring's 2N calls has one piece of them. The price is memory: the keys and
-values of whole windows, and their gradients in float32, for one layer at a time (`attention`).
+values of whole windows, and their gradients in float32, for one layer at a time (`trainer.models.attention`).
 
 The sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i. Each piece attends causally to
 itself. Of the others, the second attends to the first N on every device. There remain N - 1 pieces of keys:
@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float, Int
 
-from ._base_model import Tree
-from .attention_blocks import AXIS, Gradients, Kernel, Part, PartResult, merged
+from meshwright.trainer.models import Tree
+from meshwright.trainer.models.attention_blocks import AXIS, Gradients, Kernel, Part, PartResult, merged
 
 EVEN = 128  # keys of a piece with a window are a multiple of this, as kernels like them
 
