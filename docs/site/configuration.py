@@ -10,7 +10,8 @@ import re
 import textwrap
 from typing import Any
 
-from meshwright.config import KeyDoc, RunConfig, key_docs, names_elsewhere, texts_of, variants
+from meshwright.config import RunConfig, names_elsewhere, variants
+from meshwright.contrib.key_docs import KeyDoc, key_docs, texts_of
 
 WIDTH = 114  # columns
 GROUPS = ("hidden matrices", "tables and heads", "norms and biases")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from .config import RunConfig, commented_toml, holds_nothing, overridden
+from .config import RunConfig, holds_nothing, overridden
 from .errors import InputError
 from .hardware import Fleet
 from .predict import Interval, Prediction
@@ -224,6 +224,9 @@ class Plan(Reportable):
             about.append("It reads random tokens: `meshwright train FILE --data PATH` names your own.")
         if run.steps is None:
             about.append("It has no steps: `meshwright train FILE --steps 1000` says when it ends.")
+        from .registry import load_registered
+
+        commented_toml: Any = load_registered("meshwright.key_docs", "commented_toml")
         return commented_toml(run, about="\n".join(about), changed_only=True)
 
     def to_dict(self) -> dict[str, Any]:

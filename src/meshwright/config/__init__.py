@@ -11,7 +11,6 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
     from ._expert_rows import TILE_ROWS as TILE_ROWS
     from ._expert_rows import sent_rows as sent_rows
-    from ._key_texts import texts_of as texts_of
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
@@ -75,15 +74,14 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._optimizers import LinearSchedule as LinearSchedule
     from ._optimizers import StableSchedule as StableSchedule
     from ._optimizers import schedule_problems as schedule_problems
-    from ._reference import KeyDoc as KeyDoc
-    from ._reference import commented_toml as commented_toml
-    from ._reference import key_docs as key_docs
     from ._remat import NAMED_REMAT as NAMED_REMAT
     from ._remat import POLICIES as POLICIES
     from ._remat import RESULTS as RESULTS
     from ._remat import SAVE as SAVE
     from ._remat import SEARCHED_REMAT as SEARCHED_REMAT
+    from ._remat import Choices as Choices
     from ._remat import in_order as in_order
+    from ._remat import policies_in_words as policies_in_words
     from ._remat import results_of as results_of
     from ._remat import saved_results as saved_results
     from ._run_config import TYPED_FORMATS as TYPED_FORMATS
@@ -102,7 +100,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_config import TokenFileData as TokenFileData
     from ._run_config import TokenFormat as TokenFormat
     from ._run_config import holds_nothing as holds_nothing
+    from ._section import LARGEST as LARGEST
+    from ._section import PositiveFloat as PositiveFloat
     from ._section import Problem as Problem
+    from ._section import Section as Section
     from ._section import input_error as input_error
     from ._section import is_table as is_table
     from ._section import near_divisors as near_divisors

@@ -214,7 +214,8 @@ def presets(
     as_json: JsonFlag = False,
 ) -> None:
     """List the configurations and published models that come with Meshwright, or print one as TOML."""
-    from meshwright.config import commented_toml, load_config, model_room, preset_about, preset_names
+    from meshwright.config import load_config, model_room, preset_about, preset_names
+    from meshwright.contrib.key_docs import commented_toml
 
     if name is None:
         listed = [_preset_fields(load_config(preset)) for preset in preset_names()]
@@ -278,7 +279,8 @@ def init(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a configuration with the meaning of every key; it can be weighed and trained unchanged."""
-    from meshwright.config import commented_toml, load_config, preset_about, preset_names
+    from meshwright.config import load_config, preset_about, preset_names
+    from meshwright.contrib.key_docs import commented_toml
 
     if preset not in preset_names():
         raise InputError(f"no preset is named {preset!r}", hint=nearest_name(preset, preset_names()))

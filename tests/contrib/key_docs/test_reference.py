@@ -10,8 +10,6 @@ import pytest
 
 from meshwright.config import (
     SAVE,
-    commented_toml,
-    key_docs,
     known_keys,
     load_config,
     names_elsewhere,
@@ -20,10 +18,11 @@ from meshwright.config import (
     trainable,
     variants,
 )
+from meshwright.contrib.key_docs import commented_toml, key_docs
 from meshwright.errors import InputError
 from tests.test_site import loaded
 
-PAGE = Path(__file__).parents[2] / "docs/reference/configuration.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/configuration.md"
 DOCS = key_docs()
 reference_page = loaded("configuration").reference_page
 

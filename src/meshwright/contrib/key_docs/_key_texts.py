@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from ._section import Section
+from meshwright.config import Section
 
 
 @functools.cache

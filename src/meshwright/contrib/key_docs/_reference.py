@@ -11,11 +11,18 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from meshwright.config import (
+    LARGEST,
+    Choices,
+    PositiveFloat,
+    RunConfig,
+    is_table,
+    known_keys,
+    policies_in_words,
+    variants,
+)
+
 from ._key_texts import texts_of
-from ._load import known_keys, variants
-from ._remat import Choices, policies_in_words
-from ._run_config import RunConfig
-from ._section import LARGEST, PositiveFloat, is_table
 
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}
