@@ -8,9 +8,9 @@ rematerialisation or none, and accumulation or none, and every two of those meet
 of the four key-value heads serves two devices where `tensor` has eight, and wherever there is `tensor`, a
 vocabulary of 61 is padded. Layouts take the policies of rematerialisation in turn, so that each policy meets
 every axis. `make test` runs a case of `tensor` and one of `expert` in float32 (`data` and `fsdp` are in
-tests/step/test_build.py, `context` in tests/contrib/context_attention, stages in tests/contrib/pipelines, other
-formats in tests/test_layouts_of_options.py), `make test-wide` the rest of the cover, `make test-long` all
-combinations. One device's program is compiled for each model and format only:
+tests/step/test_build.py, `context` in tests/contrib/context_attention, stages in tests/contrib/pipelines,
+other formats in tests/test_layouts_of_options.py), `make test-wide` the rest of the cover, `make test-long`
+all combinations. One device's program is compiled for each model and format only:
 rematerialisation changes no number, and accumulation none either where there are no experts, whose balance is
 that of a microbatch.
 """

@@ -275,7 +275,10 @@ class Weighing(Reportable):
         """
         if self.config is None:
             return None
-        return planning.rule_of_thumb(self.config, self.compiled, self.ledger.memory)
+        from .registry import load_registered  # most screens show none of it
+
+        rule: Any = load_registered("meshwright.rule_of_thumb", "rule_of_thumb")
+        return rule(self.config, self.compiled, self.ledger.memory)
 
     @property
     def pipeline(self) -> Ticks | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, TextData, override_pairs
 from meshwright.programs import run_named
 from meshwright.results import Phase
-from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows, open_data, text_room
+from meshwright.trainer.data import Dataset, TokenReader, open_data, text_room
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -69,6 +69,6 @@ def opened_data(peers: SingleProcess, run: RunConfig, on_event: Callable[[Phase]
             on_event(Phase(name=f"tokenizing {Path(run.data.path).name}{how_far}", of="reading data"))
 
     dataset: Dataset = peers.run_sequentially(lambda: open_data(run, on_progress))
-    if isinstance(dataset, TokenWindows | MixedWindows):
+    if isinstance(dataset, TokenReader):
         dataset.batch(0, "train")
     return dataset

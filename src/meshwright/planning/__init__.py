@@ -28,10 +28,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._space import settings_words as settings_words
     from ._space import space_of as space_of
     from ._space import values_by_knob as values_by_knob
+    from ._suggestions import BYTES as BYTES
+    from ._suggestions import HandRow as HandRow
     from ._suggestions import RuleOfThumb as RuleOfThumb
     from ._suggestions import Suggestion as Suggestion
     from ._suggestions import fleet_times as fleet_times
-    from ._suggestions import rule_of_thumb as rule_of_thumb
     from ._suggestions import smaller_fleets as smaller_fleets
     from ._suggestions import suggestions as suggestions
 

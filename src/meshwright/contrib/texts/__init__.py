@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # imported on first use: the command's help needs none of the
     from ._metadata import TokenFileMetadata as TokenFileMetadata
     from ._metadata import metadata_path as metadata_path
     from ._metadata import read_metadata as read_metadata
+    from ._mixture import MixedWindows as MixedWindows
     from ._own import own_data as own_data
     from ._texts import Tokenizer as Tokenizer
     from ._texts import fragments_in as fragments_in

@@ -8,10 +8,11 @@ from typing import Any
 
 from meshwright.config import InstructionData, MixtureData, RunConfig, TextData, TokenFileData
 from meshwright.errors import InputError
-from meshwright.trainer.data import BYTES, Dataset, MixedWindows, OnProgress, TokenWindows, cycle_counts
+from meshwright.trainer.data import BYTES, Dataset, OnProgress, TokenWindows
 
 from ._instructions import open_instructions
 from ._metadata import check_metadata, read_metadata
+from ._mixture import MixedWindows, cycle_counts
 from ._mixture_file import check_tokenizers, read_mixture, seed_of
 from ._text_source import text_paths, tokens_of_texts
 from ._token_formats import declared_dtype, open_files, read_paths, token_paths

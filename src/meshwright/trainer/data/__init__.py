@@ -21,8 +21,6 @@ from ._identity import data_identity as data_identity
 from ._identity import files_identity as files_identity
 from ._identity import identity_difference as identity_difference
 from ._identity import stdlib_parts as stdlib_parts
-from ._mixture import MixedWindows as MixedWindows
-from ._mixture import cycle_counts as cycle_counts
 from ._order import ALL as ALL
 from ._order import Dataset as Dataset
 from ._order import LineRows as LineRows
@@ -40,7 +38,9 @@ from ._text_room import image_room as image_room
 from ._text_room import text_room as text_room
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import SourceEpochs as SourceEpochs
+from ._tokens import TokenReader as TokenReader
 from ._tokens import TokenWindows as TokenWindows
+from ._tokens import entropy_nats as entropy_nats
 
 
 def _ignore_progress(done: int, total: int) -> None:

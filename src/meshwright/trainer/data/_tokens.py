@@ -1,6 +1,6 @@
 """Cut tokens into windows, in one of two orders; draw random tokens.
 
-`open_data` makes `TokenWindows` for text and token files, `MixedWindows` of several of them for a mixture,
+`open_data` makes `TokenWindows` for text and token files, a mixture of several of them,
 and `RandomTokens` for synthetic data. `_data_files` reads the tokens.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -60,6 +61,32 @@ class SourceEpochs:
     num_tokens: int
     num_sequences: int
     epochs: float
+
+
+@runtime_checkable
+class TokenReader(Protocol):
+    """A data set that reads windows of tokens: `TokenWindows`, or a mixture of them."""
+
+    @property
+    def is_bytes(self) -> bool:
+        """True if the tokens are the bytes of UTF-8 text."""
+        ...
+
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """Return some rows of a step's batch."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Return the text of byte tokens, or else the ids."""
+        ...
+
+    def unigram_entropy_nats(self, split: Split) -> float:
+        """Return the entropy of single tokens in nats per token."""
+        ...
+
+    def epochs(self, steps: int) -> tuple[SourceEpochs, ...]:
+        """Return what a run of `steps` reads of each source."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from meshwright.config import RunConfig
-from meshwright.trainer.data import Dataset, MixedWindows, TokenWindows
+from meshwright.trainer.data import Dataset, TokenReader
 from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.models.host_layers import with_stand_ins
 from meshwright.trainer.models.transformer import Transformer
@@ -101,7 +101,7 @@ def _sampler(config: RunConfig, mesh: Mesh, num_tokens: int, temperature: float)
 
 def is_sampled(mesh: Mesh, data: Dataset) -> bool:
     """Return whether a run ends with a sample: its tokens are bytes, and the mesh has one device."""
-    return isinstance(data, TokenWindows | MixedWindows) and data.is_bytes and mesh.size == 1
+    return isinstance(data, TokenReader) and data.is_bytes and mesh.size == 1
 
 
 def lowered_sample(config: RunConfig, mesh: Mesh, parameters: dict[str, Any]) -> jax.stages.Lowered:
@@ -126,7 +126,7 @@ def sample_of(
 
     Only the run's seed decides the draw. `sample`: the compiled program of `lowered_sample`.
     """
-    assert isinstance(data, TokenWindows | MixedWindows), "`is_sampled` is true of the data"
+    assert isinstance(data, TokenReader), "`is_sampled` is true of the data"
     length = min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))
     prompt = data.batch(0, "held-out")["tokens"][0][:length]
     tokens = np.asarray(sample(parameters, *_window(config, prompt), np.uint32(config.seed)))

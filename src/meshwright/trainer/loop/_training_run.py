@@ -20,7 +20,7 @@ from meshwright.config import Layout, RunConfig, num_stacked_layers
 from meshwright.measure import Measurement, ResidentGrowth, describe_host
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Found, check_match, unread_newest
-from meshwright.trainer.data import Dataset, MixedWindows, RandomTokens, TokenWindows
+from meshwright.trainer.data import Dataset, RandomTokens, TokenReader
 from meshwright.trainer.launch import agreed
 from meshwright.trainer.step import build_step, whole_parameters
 
@@ -127,7 +127,7 @@ def _started(request: RunRequest, dataset: Dataset) -> Started:
         num_devices=len(request.devices),
         steps=request.steps,
         folder=request.folder.path,
-        sources=dataset.epochs(request.steps) if isinstance(dataset, TokenWindows | MixedWindows) else (),
+        sources=dataset.epochs(request.steps) if isinstance(dataset, TokenReader) else (),
     )
 
 
@@ -182,7 +182,7 @@ def _ended(
         "xla_flops": programs.no_xla_flops,
         "argument_bytes_per_device": "" if recorder.argument_bytes else "no step was run",
     }
-    has_tokens = isinstance(dataset, RandomTokens | TokenWindows | MixedWindows)
+    has_tokens = isinstance(dataset, RandomTokens | TokenReader)
     measurement = Measurement(
         steps=loop.step,
         signal="" if loop.signal is None else signal.Signals(loop.signal).name,

@@ -1,9 +1,9 @@
 """Mix several sources of tokens by weight, in an order that is computed and not stored.
 
 The sequences of a run come in cycles of 65,536. In each cycle a source has a fixed number of places, its
-share rounded to a whole number of them, and the cycle's places are permuted (`_order`). So any step is found
-in the same time, the shares are exact after each cycle, and nothing depends on the number of processes. The
-k-th place of a source takes the k-th window of that source's own order.
+share rounded to a whole number of them, and the cycle's places are permuted. So any step is found in the same
+time, the shares are exact after each cycle, and nothing depends on the number of processes. The k-th place of
+a source takes the k-th window of that source's own order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.errors import InputError
-
-from ._order import ALL, Rows, Split, windows_at
-from ._tokens import SourceEpochs, TokenWindows, entropy_nats
+from meshwright.trainer.data import ALL, Rows, SourceEpochs, Split, TokenWindows, entropy_nats, windows_at
 
 CYCLE = 1 << 16
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
+from meshwright.contrib.texts import MixedWindows
+from meshwright.contrib.texts import _mixture as mixture
 from meshwright.errors import InputError
-from meshwright.trainer.data import MixedWindows, TokenWindows, data_identity, identity_difference, open_data
-from meshwright.trainer.data import _mixture as mixture
+from meshwright.trainer.data import TokenWindows, data_identity, identity_difference, open_data
 
 LENGTH = 8
 

@@ -7,8 +7,8 @@ import pytest
 import meshwright as mw
 from meshwright.compiler import Argument
 from meshwright.config import load_config
+from meshwright.contrib.rule_of_thumb import rule_of_thumb
 from meshwright.ledger import Buffer, MemoryLedger, Timeline
-from meshwright.planning import rule_of_thumb
 
 
 def memory(buffers=(), most=None, **by_category: int) -> MemoryLedger:
