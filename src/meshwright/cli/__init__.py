@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._console import EXIT_INTERRUPTED as EXIT_INTERRUPTED
     from ._console import JsonFlag as JsonFlag
     from ._console import answer as answer
+    from ._console import answer_with as answer_with
     from ._console import bar as bar
     from ._console import complete_config as complete_config
     from ._console import console as console

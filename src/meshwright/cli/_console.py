@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.table import Table
 
+    from meshwright.reportable import Reportable
+
 
 SIGNAL_BASE = 128  # with it the shell reports the signal that ended a command
 EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
@@ -152,6 +154,22 @@ def answer(
         return
     parts = page()
     show(*parts if isinstance(parts, tuple) else (parts,))
+
+
+def answer_with(result: Reportable, as_json: bool, html: Path | None = None, **says: Any) -> None:
+    """Print a command's result, as JSON or for a person, and write its page if a file is named.
+
+    Args:
+        says: of `renderable`.
+    """
+    if html is not None:
+        result.to_html(html)
+    if as_json:
+        print_json(result.to_dict())
+        return
+    from meshwright.report import renderable
+
+    show(renderable(result, **says))
 
 
 def say_readings(config: str | None, on: str, layout: str | None, other: str = "") -> None:

@@ -12,7 +12,7 @@ import typer
 
 from meshwright.errors import InputError, nearest_name
 
-from ._console import SIGNAL_BASE, JsonFlag, answer, say_readings
+from ._console import SIGNAL_BASE, JsonFlag, answer, answer_with, say_readings
 from ._finish_options import OperationsOption, with_operations
 from ._plan_progress import ended_by_signals, plan_progress
 from ._train_command import DataOption
@@ -237,15 +237,7 @@ def _compare(
         plan_progress(f"planning {config} on {len(fleets)} fleets") as on_event,
     ):
         made = plan_fleets(program, on=fleets, budget_seconds=budget, on_event=on_event, **common)
-    if html is not None:
-        made.to_html(html)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made, more=f"One of them in full: meshwright plan {config} --on FLEET")
-
-    answer(as_json, made.to_dict(), page)
+    answer_with(made, as_json, html, more=f"One of them in full: meshwright plan {config} --on FLEET")
     _end(made.interrupted, signals, nothing_fits=check and made.fastest is None)
 
 

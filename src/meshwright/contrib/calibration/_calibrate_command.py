@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from meshwright.cli import (
     LayoutOption,
     LoraOption,
     SetOption,
-    answer,
+    answer_with,
     complete_config,
     phases,
     print_json,
@@ -22,9 +22,6 @@ from meshwright.cli import (
     with_lora,
 )
 from meshwright.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Measured = Annotated[
     str | None,
@@ -92,13 +89,7 @@ def calibrate(
         steps = (dataclasses.replace(step, layout=layout, overrides=changed),)
     with phases("calibrating") as on_phase:
         made = run_calibrate(steps, on_event=lambda event: on_phase(event.name))
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict(), page)
+    answer_with(made, as_json)
 
 
 def _forget(config: str | None, on: str | None, as_json: bool) -> None:

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli import JsonFlag, LayoutOption, SetOption, answer, phases, print_json, say_readings, show
+from meshwright.cli import (
+    JsonFlag,
+    LayoutOption,
+    SetOption,
+    answer_with,
+    phases,
+    print_json,
+    say_readings,
+    show,
+)
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ._cause import Gap
     from ._reconcile_verb import Took
 
@@ -93,15 +100,7 @@ def _gap(program: str, took: Took, cures: bool, **settings: Any) -> Gap:
 
 
 def _say(gap: Gap, html: Path | None, as_json: bool) -> None:
-    if html is not None:
-        gap.to_html(html)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(gap)
-
-    answer(as_json, gap.to_dict() if as_json else None, page)
+    answer_with(gap, as_json, html)
 
 
 def _folders(runs: list[Path], html: Path | None, as_json: bool) -> None:
@@ -129,11 +128,5 @@ def _folders(runs: list[Path], html: Path | None, as_json: bool) -> None:
 
 def _history(html: Path | None, as_json: bool) -> None:
     from meshwright.api import history
-    from meshwright.contrib.pages import page_of
-    from meshwright.report import renderable
-    from meshwright.reportable import write_result
 
-    kept = history()
-    if html is not None:
-        write_result(html, page_of(kept))
-    answer(as_json, kept.to_dict(), lambda: renderable(kept))
+    answer_with(history(), as_json, html)

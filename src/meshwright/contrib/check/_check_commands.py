@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli import JsonFlag, answer, phases
+from meshwright.cli import JsonFlag, answer_with, phases
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ._check import Check
 
 OnOption = Annotated[str | None, typer.Option("--on", metavar="FLEET", help="The fleet of both sides.")]
@@ -47,15 +45,7 @@ def diff(
         common += [] if value is None else [option, value]
     with phases("comparing") as on_event:
         made = run_diff(before, after, common=tuple(common), on_event=on_event)
-    if html is not None:
-        made.to_html(html)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict() if as_json else None, page)
+    answer_with(made, as_json, html)
     if check and not made.is_nothing:
         raise typer.Exit(1)
 
@@ -104,13 +94,7 @@ def check(
         file.unlink() if before is None else file.write_bytes(before)
         typer.echo(f"nothing was added to {file}: not all of it could be weighed", err=True)
     _write(made, junit, sarif, comment)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict() if as_json else None, page)
+    answer_with(made, as_json)
     if made.status:
         raise typer.Exit(made.status)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from meshwright.cli import JsonFlag, answer
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from meshwright.cli import JsonFlag, answer_with
 
 
 def explain(
@@ -35,12 +32,4 @@ def explain(
     from ._explain_verb import explain_file
 
     made = explain_file(file, on=on)
-    if html is not None:
-        made.to_html(html)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict() if as_json else None, page)
+    answer_with(made, as_json, html)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli import JsonFlag, answer, phases
+from meshwright.cli import JsonFlag, answer_with, phases
 from meshwright.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 JobArgument = Annotated[
     Path,
@@ -100,13 +96,7 @@ def gate(
             reading=reading,
             on_event=on_event,
         )
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict() if as_json else None, page)
+    answer_with(made, as_json)
     if not (made.may_go or warn):
         raise typer.Exit(REFUSED)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli import Command, JsonFlag, Verbs, answer
+from meshwright.cli import Command, JsonFlag, Verbs, answer, answer_with
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,15 +69,7 @@ def listed(
 
     most = None if every else MOST_SHOWN
     made = list_runs(*context.obj, kind=kind, where=where or (), sort=sort, most=most)
-    if html is not None:
-        made.to_html(html)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict() if as_json else None, page)
+    answer_with(made, as_json, html)
 
 
 @runs.command(cls=Command, epilog="Example: meshwright runs rm r3f9a2c")
@@ -183,12 +175,4 @@ def compare(
     from ._comparison import compare as run_compare
 
     made = run_compare(*sides, places=tuple(places or ()))
-    if html is not None:
-        made.to_html(html)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict() if as_json else None, page)
+    answer_with(made, as_json, html)

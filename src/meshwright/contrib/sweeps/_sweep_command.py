@@ -16,7 +16,7 @@ from meshwright.cli import (
     JsonFlag,
     LayoutOption,
     OnOption,
-    answer,
+    answer_with,
     bars,
     say,
     say_readings,
@@ -24,8 +24,6 @@ from meshwright.cli import (
 from meshwright.run_lines import bar_state
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from meshwright.run_lines import Event
 
     from ._sweep_records import SweepRunStarted
@@ -66,13 +64,7 @@ def sweep(
     with _progress(config) as on_event:
         where = {"on": on, "layout": layout, "steps": steps, "folder": folder}
         made = run_sweep(config, over or (), **where, on_event=on_event)
-
-    def page() -> RenderableType:
-        from meshwright.report import renderable
-
-        return renderable(made)
-
-    answer(as_json, made.to_dict(), page)
+    answer_with(made, as_json)
     if not as_json:
         say(f"Report: {made.folder / 'report.html'}")
     if made.stopped:
