@@ -7,7 +7,10 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.errors import InputError
+from meshwright.measure import History
 from meshwright.trainer.data import open_data
+from meshwright.trainer.launch import Place, join
+from meshwright.trainer.models import model_of
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +34,18 @@ def test_without_the_room_models_of_others_are_refused_in_words_and_presets_are_
             load_config(text)
         assert "install Meshwright again" in refused.value.hint
     assert load_config("llama3-8b").model.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("use", "point"),
+    [
+        (lambda: model_of(load_config("linear").model), r"'linear' of 'meshwright\.toy_models'"),
+        (lambda: open_data(load_config("resnet18-fashion")), r"'images' of 'meshwright\.data'"),
+        (lambda: History(file="", rows=()).to_html(), r"'page_of' of 'meshwright\.pages'"),
+        (lambda: join(Place(launcher="Slurm")), r"'join' of 'meshwright\.clusters'"),
+    ],
+)
+def test_without_a_room_what_it_does_is_refused_in_words(use, point):
+    with pytest.raises(InputError, match=f"no entry point {point}") as refused:
+        use()
+    assert "install Meshwright again" in refused.value.hint

@@ -55,10 +55,6 @@ def _squeeze(self: Any, dim: Any = None) -> Any:
     return jnp.squeeze(self, tuple(d % self.ndim for d in dims if self.ndim and self.shape[d] == 1))
 
 
-def _unsqueeze(self: Any, dim: int) -> Any:
-    return jnp.expand_dims(self, dim)
-
-
 def _transpose(self: Any, dim0: int, dim1: int) -> Any:
     return jnp.swapaxes(self, dim0, dim1) if self.ndim else self
 
@@ -72,10 +68,6 @@ def _bounds(length: int, start: Any, end: Any, step: int) -> slice:
 def _slice(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     chosen = _bounds(self.shape[dim], start, end, step)
     return lax.slice_in_dim(self, chosen.start, max(chosen.start, chosen.stop), chosen.step, dim)
-
-
-def _narrow(self: Any, dim: int, start: int, length: int) -> Any:
-    return lax.slice_in_dim(self, start % max(self.shape[dim], 1), start + length, 1, dim)
 
 
 def _select(self: Any, dim: int, index: int) -> Any:
@@ -93,10 +85,6 @@ def _slice_scatter(
     return self.at[_place(self.ndim, dim, chosen)].set(src.astype(self.dtype))
 
 
-def _select_scatter(self: Any, src: Any, dim: int, index: int) -> Any:
-    return self.at[_place(self.ndim, dim, index)].set(src.astype(self.dtype))
-
-
 def _split(self: Any, split_size: Any, dim: int = 0) -> list[Any]:
     if isinstance(split_size, list | tuple):
         return _pieces(self, split_size, dim)
@@ -110,14 +98,6 @@ def _pieces(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
         lax.slice_in_dim(self, int(end) - size, int(end), 1, dim)
         for size, end in zip(split_sizes, ends, strict=True)
     ]
-
-
-def _chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
-    return _split(self, -(-self.shape[dim] // chunks), dim)
-
-
-def _unbind(self: Any, dim: int = 0) -> list[Any]:
-    return [_select(self, dim, at) for at in range(self.shape[dim])]
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -134,10 +114,6 @@ def _repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_s
     if not isinstance(repeats, int):
         raise NotImplementedError("numbers of repeats that are data have no rule")
     return jnp.repeat(self, repeats, axis=dim)
-
-
-def _flip(self: Any, dims: Sequence[int]) -> Any:
-    return jnp.flip(self, tuple(dims))
 
 
 def _roll(self: Any, shifts: Any, dims: Any = ()) -> Any:
@@ -168,16 +144,8 @@ def _index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool 
     return at.add(values) if accumulate else at.set(values)
 
 
-def _index_select(self: Any, dim: int, index: Any) -> Any:
-    return jnp.take(self, index, axis=dim, mode="clip")
-
-
 def _index_add(self: Any, dim: int, index: Any, source: Any, alpha: Any = 1) -> Any:
     return self.at[_place(self.ndim, dim, index)].add((alpha * source).astype(self.dtype))
-
-
-def _index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
-    return self.at[_place(self.ndim, dim, index)].set(value)
 
 
 def _grid(index: Any, dim: int) -> tuple[Any, ...]:
@@ -205,19 +173,11 @@ def _scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
     return self.at[_grid(index, dim)].add(src[tuple(slice(n) for n in index.shape)].astype(self.dtype))
 
 
-def _full(size: Sequence[int], fill_value: Any, dtype: str | None = None, **_: Any) -> Any:
-    return jnp.full(size, fill_value, _dtype(dtype))
-
-
 def _like(value: Any) -> Rule:
     def rule(self: Any, dtype: str | None = None, **_: Any) -> Any:
         return jnp.full(self.shape, value, _dtype(dtype) or self.dtype)
 
     return rule
-
-
-def _full_like(self: Any, fill_value: Any, dtype: str | None = None, **_: Any) -> Any:
-    return jnp.full(self.shape, fill_value, _dtype(dtype) or self.dtype)
 
 
 def _new_full(self: Any, size: Sequence[int], fill_value: Any, dtype: str | None = None, **_: Any) -> Any:
@@ -237,25 +197,13 @@ def _arange(*ends: Any, dtype: str | None = None, **_: Any) -> Any:
     return jnp.arange(*[end for end in ends if not isinstance(end, str)], dtype=_dtype(dtype))
 
 
-def _linspace(start: Any, end: Any, steps: int, dtype: str | None = None, **_: Any) -> Any:
-    return jnp.linspace(start, end, steps, dtype=_dtype(dtype))
-
-
 def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
     return jnp.broadcast_to(src, self.shape)
-
-
-def _fill(self: Any, value: Any) -> Any:
-    return jnp.broadcast_to(jnp.asarray(value, self.dtype), self.shape)
 
 
 def _sort(self: Any, dim: int = -1, descending: bool = False, stable: Any = None) -> Any:
     order = jnp.argsort(self, axis=dim, descending=descending, stable=True)
     return jnp.take_along_axis(self, order, axis=dim), order
-
-
-def _argsort(self: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
-    return jnp.argsort(self, axis=dim, descending=descending, stable=True)
 
 
 def _topk(self: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -277,38 +225,58 @@ def _one_hot(self: Any, num_classes: int = -1) -> Any:
     return jax.nn.one_hot(self, num_classes, dtype=jnp.int32)
 
 
-def _diagonal(self: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    return jnp.diagonal(self, offset, dim1, dim2)
-
-
 _RULES: dict[str, Rule] = {
     "view": _view, "_unsafe_view": _view, "reshape": _view, "view_copy": _view, "flatten": _flatten,
     "_reshape_copy": _view, "unflatten": _unflatten, "expand": _expand, "expand_copy": _expand,
     "expand_as": lambda self, other: jnp.broadcast_to(self, other.shape),
     "view_as": lambda self, other: self.reshape(other.shape),
     "broadcast_to": lambda self, size: jnp.broadcast_to(self, size), "squeeze": _squeeze,
-    "unsqueeze": _unsqueeze, "transpose": _transpose, "swapaxes": _transpose, "swapdims": _transpose,
+    "unsqueeze": lambda self, dim: jnp.expand_dims(self, dim),
+    "transpose": _transpose, "swapaxes": _transpose, "swapdims": _transpose,
     "t": lambda self: self.T, "numpy_T": lambda self: self.T, "mT": lambda self: jnp.swapaxes(self, -1, -2),
     "permute": lambda self, dims: jnp.transpose(self, tuple(dims)),
     "movedim": lambda self, source, destination: jnp.moveaxis(self, source, destination),
-    "slice": _slice, "narrow": _narrow, "select": _select, "slice_scatter": _slice_scatter,
-    "select_scatter": _select_scatter, "split": _split, "split_with_sizes": _pieces,
-    "chunk": _chunk, "unbind": _unbind, "cat": _cat, "concat": _cat,
+    "slice": _slice,
+    "narrow": lambda self, dim, start, length:
+        lax.slice_in_dim(self, start % max(self.shape[dim], 1), start + length, 1, dim),
+    "select": _select, "slice_scatter": _slice_scatter,
+    "select_scatter": lambda self, src, dim, index:
+        self.at[_place(self.ndim, dim, index)].set(src.astype(self.dtype)),
+    "split": _split, "split_with_sizes": _pieces,
+    "chunk": lambda self, chunks, dim=0: _split(self, -(-self.shape[dim] // chunks), dim),
+    "unbind": lambda self, dim=0: [_select(self, dim, at) for at in range(self.shape[dim])],
+    "cat": _cat, "concat": _cat,
     "stack": lambda tensors, dim=0: jnp.stack(tensors, axis=dim), "repeat": _repeat, "tile": _repeat,
-    "repeat_interleave.self_int": _repeat_interleave, "flip": _flip, "roll": _roll, "pad": _pad,
+    "repeat_interleave.self_int": _repeat_interleave,
+    "flip": lambda self, dims: jnp.flip(self, tuple(dims)),
+    "roll": _roll, "pad": _pad,
     "constant_pad_nd": lambda self, pad, value=0: _pad(self, pad, "constant", value), "index": _index,
-    "index_put": _index_put, "index_select": _index_select, "index_add": _index_add,
-    "index_fill.int_Scalar": _index_fill, "gather": _gather, "scatter.src": _scatter,
+    "index_put": _index_put,
+    "index_select": lambda self, dim, index: jnp.take(self, index, axis=dim, mode="clip"),
+    "index_add": _index_add,
+    "index_fill.int_Scalar": lambda self, dim, index, value:
+        self.at[_place(self.ndim, dim, index)].set(value),
+    "gather": _gather, "scatter.src": _scatter,
     "scatter.value": lambda self, dim, index, value: _scatter(self, dim, index, value),
-    "scatter_add": _scatter_add, "full": _full, "zeros": _made(0), "ones": _made(1), "empty": _made(0),
-    "full_like": _full_like, "zeros_like": _like(0), "ones_like": _like(1), "empty_like": _like(0),
+    "scatter_add": _scatter_add,
+    "full": lambda size, fill_value, dtype=None, **_: jnp.full(size, fill_value, _dtype(dtype)),
+    "zeros": _made(0), "ones": _made(1), "empty": _made(0),
+    "full_like": lambda self, fill_value, dtype=None, **_:
+        jnp.full(self.shape, fill_value, _dtype(dtype) or self.dtype),
+    "zeros_like": _like(0), "ones_like": _like(1), "empty_like": _like(0),
     "new_zeros": _new(0), "new_ones": _new(1), "new_empty": _new(0), "new_full": _new_full,
     "scalar_tensor": lambda s, dtype=None, **_: jnp.asarray(s, _dtype(dtype)), "arange": _arange,
-    "linspace": _linspace, "eye": lambda n, m=None, **_: jnp.eye(n, m),
+    "linspace": lambda start, end, steps, dtype=None, **_:
+        jnp.linspace(start, end, steps, dtype=_dtype(dtype)),
+    "eye": lambda n, m=None, **_: jnp.eye(n, m),
     "tril": lambda self, diagonal=0: jnp.tril(self, diagonal),
-    "triu": lambda self, diagonal=0: jnp.triu(self, diagonal), "copy": _copy, "fill": _fill,
-    "sort": _sort, "argsort": _argsort, "topk": _topk, "diff": _diff, "one_hot": _one_hot,
-    "diagonal": _diagonal,
+    "triu": lambda self, diagonal=0: jnp.triu(self, diagonal), "copy": _copy,
+    "fill": lambda self, value: jnp.broadcast_to(jnp.asarray(value, self.dtype), self.shape),
+    "sort": _sort,
+    "argsort": lambda self, dim=-1, descending=False, **_:
+        jnp.argsort(self, axis=dim, descending=descending, stable=True),
+    "topk": _topk, "diff": _diff, "one_hot": _one_hot,
+    "diagonal": lambda self, offset=0, dim1=0, dim2=1: jnp.diagonal(self, offset, dim1, dim2),
     "meshgrid": lambda tensors, indexing="ij": jnp.meshgrid(*map(jnp.ravel, tensors), indexing=indexing),
 }  # fmt: skip
 ARRAYS = {f"aten::{name}": rule for name, rule in _RULES.items()}

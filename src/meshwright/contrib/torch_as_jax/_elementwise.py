@@ -22,10 +22,6 @@ def _sub(self: Any, other: Any, alpha: Any = 1) -> Any:
     return jnp.subtract(self, other if alpha == 1 else alpha * other)
 
 
-def _rsub(self: Any, other: Any, alpha: Any = 1) -> Any:
-    return _sub(other, self, alpha)
-
-
 def _div(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return jnp.floor_divide(self, other)
@@ -39,10 +35,6 @@ def _div(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
 def _alike(*values: Any) -> list[Any]:
     dtype = jnp.result_type(*values)
     return [jnp.asarray(value, dtype) for value in values]
-
-
-def _fmod(self: Any, other: Any) -> Any:
-    return lax.rem(*jnp.broadcast_arrays(*_alike(self, other)))
 
 
 def magnitude(self: Any) -> Any:
@@ -68,10 +60,6 @@ def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     return made
 
 
-def _gelu(self: Any, approximate: str = "none") -> Any:
-    return jax.nn.gelu(self, approximate=approximate == "tanh")
-
-
 def _softplus(self: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     scaled = self * beta
     is_large = scaled > threshold
@@ -81,10 +69,6 @@ def _softplus(self: Any, beta: Any = 1, threshold: Any = 20) -> Any:
 def _hardtanh(self: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
     # The gradient is 0 on a limit, where that of `clamp` is 1.
     return jnp.where(self <= min_val, min_val, jnp.where(self >= max_val, max_val, self))
-
-
-def _leaky_relu(self: Any, negative_slope: Any = 0.01) -> Any:
-    return jnp.where(self > 0, self, negative_slope * self)  # as PyTorch at 0; `jax.nn`'s has a slope of 1
 
 
 def _atan2(self: Any, other: Any) -> Any:
@@ -100,14 +84,6 @@ def _elu(self: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any
     return jax.nn.elu(self, alpha)
 
 
-def _where(condition: Any, self: Any, other: Any) -> Any:
-    return jnp.where(condition, self, other)
-
-
-def _masked_fill(self: Any, mask: Any, value: Any) -> Any:
-    return jnp.where(mask, jnp.asarray(value, self.dtype), self)
-
-
 def _to_format(self: Any, dtype: str | None = None, *_: Any, **__: Any) -> Any:
     if dtype == "bool":
         return self != 0
@@ -121,18 +97,6 @@ def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _same(self: Any, *_: Any, **__: Any) -> Any:
     return self
-
-
-def _addcmul(self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
-    return self + value * tensor1 * tensor2
-
-
-def _addcdiv(self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
-    return self + value * tensor1 / tensor2
-
-
-def _lerp(self: Any, end: Any, weight: Any) -> Any:
-    return self + weight * (end - self)
 
 
 def _glu(self: Any, dim: int = -1) -> Any:
@@ -175,18 +139,30 @@ TWO: dict[str, Rule] = {
 }  # fmt: skip
 
 MORE: dict[str, Rule] = {
-    "add": _add, "sub": _sub, "rsub": _rsub, "subtract": _sub, "div": _div, "divide": _div, "fmod": _fmod,
+    "add": _add, "sub": _sub,
+    "rsub": lambda self, other, alpha=1: _sub(other, self, alpha),
+    "subtract": _sub, "div": _div, "divide": _div,
+    "fmod": lambda self, other: lax.rem(*jnp.broadcast_arrays(*_alike(self, other))),
     "multiply": jnp.multiply, "pow": _pow, "clamp": _clamp, "clip": _clamp,
     "clamp_min": lambda self, min: _clamp(self, min), "clamp_max": lambda self, max: _clamp(self, None, max),
-    "gelu": _gelu, "softplus": _softplus, "elu": _elu, "selu": jax.nn.selu, "celu": jax.nn.celu,
-    "leaky_relu": _leaky_relu, "hardtanh": _hardtanh,
+    "gelu": lambda self, approximate='none': jax.nn.gelu(self, approximate=approximate == "tanh"),
+    "softplus": _softplus, "elu": _elu, "selu": jax.nn.selu, "celu": jax.nn.celu,
+    "leaky_relu": lambda self, negative_slope=0.01:
+        jnp.where(self > 0, self, negative_slope * self),  # as PyTorch at 0; `jax.nn`'s has a slope of 1
+    "hardtanh": _hardtanh,
     # Of two equal values the first one has the gradient, in JAX the second.
     "fmax": lambda self, other: jnp.fmax(other, self), "fmin": lambda self, other: jnp.fmin(other, self),
     "prelu": lambda self, weight: jnp.where(self > 0, self, self * _channels(weight, self.ndim)),
-    "glu": _glu, "where": _where, "masked_fill": _masked_fill, "to": _to, "_to_copy": _to_format,
+    "glu": _glu,
+    "where": lambda condition, self, other: jnp.where(condition, self, other),
+    "masked_fill": lambda self, mask, value: jnp.where(mask, jnp.asarray(value, self.dtype), self),
+    "to": _to, "_to_copy": _to_format,
     "type_as": _same, "clone": _same, "contiguous": _same, "alias": _same, "lift_fresh_copy": _same,
     "lift_fresh": _same, "detach": _stop, "detach_copy": _stop, "alias_copy": _same, "positive": _same,
-    "addcmul": _addcmul, "addcdiv": _addcdiv, "lerp": _lerp, "nan_to_num": _nan_to_num,
+    "addcmul": lambda self, tensor1, tensor2, value=1: self + value * tensor1 * tensor2,
+    "addcdiv": lambda self, tensor1, tensor2, value=1: self + value * tensor1 / tensor2,
+    "lerp": lambda self, end, weight: self + weight * (end - self),
+    "nan_to_num": _nan_to_num,
     "deg2rad": lambda self: self * (math.pi / 180), "complex": lax.complex, "_conj": jnp.conj,
     "polar": lambda abs, angle: lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle)),
     "view_as_complex": lambda self: lax.complex(self[..., 0], self[..., 1]),

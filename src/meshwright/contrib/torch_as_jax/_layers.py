@@ -35,10 +35,6 @@ def _addmm(self: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> An
     return made if beta == 0 else made + (self if beta == 1 else beta * self)
 
 
-def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
-    return jnp.einsum(equation.replace(" ", ""), *tensors)
-
-
 def _grouped(input: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """Multiply groups of rows, which end at `offs`, by one matrix each."""
     if input.ndim != 2 or weight.ndim != 3 or bias is not None:
@@ -162,14 +158,6 @@ def _bernoulli(self: Any, p: Any = None, *, random: Any, **_: Any) -> Any:
     return jax.random.bernoulli(random, self if p is None else p, self.shape)
 
 
-def _rand(size: Sequence[int], *, random: Any, **_: Any) -> Any:
-    return jax.random.uniform(random, size)
-
-
-def _randn(size: Sequence[int], *, random: Any, **_: Any) -> Any:
-    return jax.random.normal(random, size)
-
-
 def _embedding(
     weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Any:
@@ -264,10 +252,6 @@ def _batch_norm_of_running(
     made, *_ = _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
     empty = jnp.zeros(0, input.dtype)
     return made, empty, empty
-
-
-def _batch_norm_alone(input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
-    return _batch_norm(input, weight, bias, None, None, training, momentum, eps)[:3]
 
 
 def _each(value: Any, num: int) -> list[int]:
@@ -573,14 +557,19 @@ def _smooth_l1(self: Any, target: Any, beta: float = 1.0) -> Any:
 
 _RULES: dict[str, Rule] = {
     "mm": jnp.matmul, "bmm": jnp.matmul, "matmul": jnp.matmul, "mv": jnp.matmul, "dot": jnp.dot,
-    "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "einsum": _einsum, "outer": jnp.outer,
+    "linear": _linear, "addmm": _addmm, "baddbmm": _addmm,
+    "einsum": lambda equation, tensors, path=None: jnp.einsum(equation.replace(" ", ""), *tensors),
+    "outer": jnp.outer,
     "_grouped_mm": _grouped, "scaled_dot_product_attention": _attention, "native_dropout": _dropout,
-    "bernoulli": _bernoulli, "bernoulli.p": _bernoulli, "rand": _rand, "randn": _randn,
+    "bernoulli": _bernoulli, "bernoulli.p": _bernoulli,
+    "rand": lambda size, *, random, **_: jax.random.uniform(random, size),
+    "randn": lambda size, *, random, **_: jax.random.normal(random, size),
     "rand_like": lambda self, *, random, **_: jax.random.uniform(random, self.shape),
     "randn_like": lambda self, *, random, **_: jax.random.normal(random, self.shape), "embedding": _embedding,
     "layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm,
     "_native_batch_norm_legit_functional": _batch_norm,
-    "_native_batch_norm_legit.no_stats": _batch_norm_alone,
+    "_native_batch_norm_legit.no_stats": lambda input, weight, bias, training, momentum, eps:
+        _batch_norm(input, weight, bias, None, None, training, momentum, eps)[:3],
     "_native_batch_norm_legit_no_training": _batch_norm_of_running, "convolution": _convolution,
     "conv1d": _conv, "conv2d": _conv, "conv3d": _conv, "conv_transpose1d": _conv_transpose,
     "conv_transpose2d": _conv_transpose, "conv_transpose3d": _conv_transpose, "max_pool1d": _max_pool(1),

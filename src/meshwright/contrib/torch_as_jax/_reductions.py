@@ -28,16 +28,14 @@ def _widened(self: Any, dtype: str | None) -> Any:
     return self.astype(jnp.int32) if self.dtype == jnp.bool_ else self
 
 
-def _sum(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    return jnp.sum(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
+def _reduced(reduce: Callable[..., Any]) -> Rule:
+    def rule(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
+        return reduce(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
+
+    return rule
 
 
-def _mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    return jnp.mean(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
-
-
-def _prod(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    return jnp.prod(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
+_sum, _mean, _prod = map(_reduced, (jnp.sum, jnp.mean, jnp.prod))
 
 
 def _ddof(correction: Any, unbiased: Any) -> Any:
@@ -63,18 +61,6 @@ def _power(x: Any, exponent: float) -> Any:
     return jnp.where(x == 0, 0, jnp.where(x == 0, 1, x) ** exponent)
 
 
-def _std(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _power(_var(self, *args, **kwargs), 0.5)
-
-
-def _std_by_correction(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _power(_var_by_correction(self, *args, **kwargs), 0.5)
-
-
-def _var_mean(self: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
-    return _var_by_correction(self, dim, correction, keepdim), _mean(self, dim, keepdim)
-
-
 def _with_place(choose: Callable[..., Any]) -> Rule:
     """Return a rule that returns the chosen values along a dim, and their places."""
 
@@ -86,10 +72,6 @@ def _with_place(choose: Callable[..., Any]) -> Rule:
         return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
     return rule
-
-
-def _arg(choose: Callable[..., Any]) -> Rule:
-    return lambda self, dim=None, keepdim=False: choose(self, axis=_dims(self, dim), keepdims=keepdim)
 
 
 def _extreme(reduce: Callable[..., Any]) -> Rule:
@@ -110,17 +92,14 @@ def _norm(self: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype
     return _power(jnp.sum(_power(values, ord), axis=axes, keepdims=keepdim), 1 / ord)
 
 
-def _softmax(self: Any, dim: int, dtype: Any = None) -> Any:
+def _along(function: Callable[..., Any]) -> Rule:
     # `_softmax` has a flag third, and `softmax.int` a format.
-    return jax.nn.softmax(_widened(self, dtype if isinstance(dtype, str) else None), axis=dim)
+    return lambda self, dim, dtype=None: function(
+        _widened(self, dtype if isinstance(dtype, str) else None), axis=dim
+    )
 
 
-def _log_softmax(self: Any, dim: int, dtype: Any = None) -> Any:
-    return jax.nn.log_softmax(_widened(self, dtype if isinstance(dtype, str) else None), axis=dim)
-
-
-def _cumulative(function: Callable[..., Any]) -> Rule:
-    return lambda self, dim, dtype=None: function(_widened(self, dtype), axis=dim)
+_softmax, _log_softmax = _along(jax.nn.softmax), _along(jax.nn.log_softmax)
 
 
 def _histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
@@ -136,17 +115,20 @@ def _histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
 
 _RULES: dict[str, Rule] = {
     "sum": _sum, "mean": _mean, "prod.default": lambda self, dtype=None: _prod(self, dtype=dtype),
-    "prod.dim_int": _prod, "var": _var, "var.correction": _var_by_correction, "std": _std,
-    "std.correction": _std_by_correction, "var_mean.correction": _var_mean,
+    "prod.dim_int": _prod, "var": _var, "var.correction": _var_by_correction,
+    "std": lambda self, *args, **kwargs: _power(_var(self, *args, **kwargs), 0.5),
+    "std.correction": lambda self, *args, **kwargs: _power(_var_by_correction(self, *args, **kwargs), 0.5),
+    "var_mean.correction": lambda self, dim=None, correction=None, keepdim=False:
+        (_var_by_correction(self, dim, correction, keepdim), _mean(self, dim, keepdim)),
     "max.dim": _with_place(jnp.argmax),
     "min.dim": _with_place(jnp.argmin), "max.default": _extreme(jnp.max), "min.default": _extreme(jnp.min),
-    "amax": _extreme(jnp.max), "amin": _extreme(jnp.min), "argmax": _arg(jnp.argmax),
-    "argmin": _arg(jnp.argmin), "any": _extreme(jnp.any), "all": _extreme(jnp.all),
+    "amax": _extreme(jnp.max), "amin": _extreme(jnp.min), "argmax": _extreme(jnp.argmax),
+    "argmin": _extreme(jnp.argmin), "any": _extreme(jnp.any), "all": _extreme(jnp.all),
     "linalg_vector_norm": _norm, "logsumexp": lambda self, dim, keepdim=False: jax.nn.logsumexp(
         self, axis=_dims(self, dim), keepdims=keepdim
     ),
     "softmax.int": _softmax, "_softmax": _softmax, "log_softmax.int": _log_softmax,
-    "_log_softmax": _log_softmax, "cumsum": _cumulative(jnp.cumsum), "cumprod": _cumulative(jnp.cumprod),
+    "_log_softmax": _log_softmax, "cumsum": _along(jnp.cumsum), "cumprod": _along(jnp.cumprod),
     "histc": _histc,
 }  # fmt: skip
 REDUCTIONS = {f"aten::{name}": rule for name, rule in _RULES.items()}
