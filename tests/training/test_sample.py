@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from meshwright.config import RunConfig, load_config
-from meshwright.contrib.trained import sample_run
+from meshwright.contrib.trained import NUM_TOKENS, TEMPERATURE, sample_run, sample_tokens
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Checkpoints
-from meshwright.trainer.loop import NUM_TOKENS, TEMPERATURE, config_of, sample_tokens
+from meshwright.trainer.loop import config_of
 from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.step import build_step
 

@@ -34,6 +34,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._suggestions import Suggestion as Suggestion
     from ._suggestions import fleet_times as fleet_times
     from ._suggestions import smaller_fleets as smaller_fleets
-    from ._suggestions import suggestions as suggestions
 
 __getattr__, __dir__ = names_on_first_use(__name__)

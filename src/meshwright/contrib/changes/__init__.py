@@ -11,6 +11,7 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:
     from ._largest import largest as largest
     from ._largest import search as search
+    from ._smaller_memory import suggestions as suggestions
     from ._weighed_changes import change_between as change_between
     from ._weighed_changes import explain as explain
     from ._weighed_changes import failed_change as failed_change

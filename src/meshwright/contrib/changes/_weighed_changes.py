@@ -15,8 +15,10 @@ from meshwright.compiler import TARGET_COMPILER, warm_workers
 from meshwright.config import NAMED_REMAT, POLICIES, Layout, block_policies, check_layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
-from meshwright.planning import Suggestion, suggestions
+from meshwright.planning import Suggestion
 from meshwright.results import Change, Changes, Phase, Weighing, ignore
+
+from ._smaller_memory import suggestions
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
 FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")

@@ -26,8 +26,10 @@ from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Rejected, checkpoint_of, restore
 from meshwright.trainer.data import ByteTokenizer
-from meshwright.trainer.loop import config_of, devices_of, local_fleet, sample_tokens
+from meshwright.trainer.loop import config_of, devices_of, local_fleet
 from meshwright.trainer.step import build_step, whole_parameters
+
+from ._sample import sample_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from ._run_folder import config_of as config_of
     from ._run_folder import last_recorded_step as last_recorded_step
     from ._run_folder import write_whole as write_whole
-    from ._sample import NUM_TOKENS as NUM_TOKENS
-    from ._sample import TEMPERATURE as TEMPERATURE
-    from ._sample import sample_tokens as sample_tokens
     from ._training_run import check_resumed_state as check_resumed_state
     from ._training_run import run_training as run_training
 

@@ -30,9 +30,8 @@ from meshwright.compiler import (
     writing_results,
 )
 from meshwright.config import RunConfig
+from meshwright.registry import load_registered
 from meshwright.trainer.step import TrainStep, build_step, whole_parameters
-
-from ._sample import lowered_sample
 
 NUM_THREADS = 2  # the step's memory is then added to that of one smaller program
 
@@ -101,7 +100,10 @@ def compile_programs(
         # Tracing holds Python's lock, so these are traced here while the step compiles.
         init = pool.submit(built.init.lower(seed).compile) if begins else None  # type: ignore[attr-defined]
         evaluate = pool.submit(built.evaluate.lower(*evaluated).compile)  # type: ignore[attr-defined]
-        sample = pool.submit(lowered_sample(config, mesh, parameters).compile) if samples else None
+        sample = None
+        if samples:
+            lowered_sample = load_registered("meshwright.samples", "lowered")  # a room outside the core
+            sample = pool.submit(lowered_sample(config, mesh, parameters).compile)
         step, seconds = stepping.result()
         text = step.as_text()
         flops, why_not = _xla_flops(step, text, mesh.size)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from meshwright.compiler import installed_versions
 from meshwright.config import Layout, RunConfig, num_stacked_layers
 from meshwright.measure import Measurement, ResidentGrowth, describe_host
+from meshwright.registry import load_registered
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Found, check_match, unread_newest
 from meshwright.trainer.data import Dataset, RandomTokens, TokenReader
@@ -31,7 +33,6 @@ from ._loop import Loop, Saving
 from ._programs import compile_programs
 from ._recording import Recorder, RunWriter, memory_in_use, metrics_of
 from ._run_folder import about_complaint, about_of, changes_since, last_recorded_step, may_change_state
-from ._sample import is_sampled, sample_of
 
 OTHERS_GROW = "several processes hold the devices, and one looked"
 
@@ -65,7 +66,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         request.on_event(_started(request, dataset))
         mesh = mesh_of(request.layout.axes, request.devices)
         with phases.of("compile"):
-            begins, samples = checkpoint is None, is_sampled(mesh, dataset)
+            begins, samples = checkpoint is None, _is_sampled(mesh, dataset)
             programs = compile_programs(
                 config,
                 mesh,
@@ -102,6 +103,11 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
             _go_on(loop, checkpoint, state, changes, request.steps)
         loop.run()
         return _ended(request, loop, dataset, growth, phases, checkpoint), loop.state
+
+
+def _is_sampled(mesh: Mesh, data: Dataset) -> bool:
+    """Return whether a run ends with a sample: its tokens are bytes, and the mesh has one device."""
+    return isinstance(data, TokenReader) and data.is_bytes and mesh.size == 1
 
 
 def check_resumed_state(folder: Path, config: RunConfig, layout: Layout, devices: Sequence[Any]) -> None:
@@ -172,6 +178,7 @@ def _ended(
     phases.enter("end")
     sample = None
     if programs.sample is not None and not loop.signal:
+        sample_of = load_registered("meshwright.samples", "drawn")  # a room outside the core
         sample = sample_of(config, programs.sample, whole_parameters(loop.state), dataset)
         recorder.emit(sample)
     spread, peak = recorder.clock.spread(), memory_in_use(request.devices, "peak_bytes_in_use")

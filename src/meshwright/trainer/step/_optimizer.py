@@ -16,6 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright import config as sections
+from meshwright.registry import load_registered
 from meshwright.sharding import axes_of, axis_size, parameter_spec
 from meshwright.trainer.models import Parameter, is_parameter
 
@@ -81,11 +82,10 @@ class _Declared:
         return matrix_dims(parameter).inputs_outputs(parameter.shape)
 
     def orthogonal(self, matrices: Tree, num_steps: int) -> Tree:
-        from ._orthogonal import orthogonal  # of Muon alone
-
         hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
         parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
         arrays, structure = jax.tree.flatten(matrices)
+        orthogonal = load_registered("meshwright.muon", "orthogonal")
         return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
 
     def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -25,8 +25,7 @@ from jaxtyping import Array
 
 from meshwright.sharding import axes_of, axis_size, parameter_spec
 from meshwright.trainer.models import Parameter
-
-from ._matrices import matrix_dims, merged_entry
+from meshwright.trainer.step import matrix_dims, merged_entry
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan 2024, https://kellerjordan.github.io/posts/muon/
 LEAST_NORM = 1e-8

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from meshwright.config import Layout, check_layout, load_config
+from meshwright.contrib.changes import suggestions
 from meshwright.hardware import Fleet
 from meshwright.ledger import MemoryLedger, Timeline
-from meshwright.planning import suggestions
 
 GIB = 2**30
 

@@ -13,13 +13,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from meshwright.config import RunConfig
-from meshwright.trainer.data import Dataset, TokenReader
+from meshwright.trainer.data import TokenReader
+from meshwright.trainer.loop import Sampled
 from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.models.host_layers import with_stand_ins
 from meshwright.trainer.models.transformer import Transformer
 from meshwright.trainer.step import FORMATS
-
-from ._interface import Sampled
 
 NUM_TOKENS = 160
 TEMPERATURE = 0.8
@@ -99,11 +98,6 @@ def _sampler(config: RunConfig, mesh: Mesh, num_tokens: int, temperature: float)
     return sample
 
 
-def is_sampled(mesh: Mesh, data: Dataset) -> bool:
-    """Return whether a run ends with a sample: its tokens are bytes, and the mesh has one device."""
-    return isinstance(data, TokenReader) and data.is_bytes and mesh.size == 1
-
-
 def lowered_sample(config: RunConfig, mesh: Mesh, parameters: dict[str, Any]) -> jax.stages.Lowered:
     """Lower the program that `sample_of` runs, for parameters as `parameters` describes them.
 
@@ -120,13 +114,12 @@ def lowered_sample(config: RunConfig, mesh: Mesh, parameters: dict[str, Any]) ->
 
 
 def sample_of(
-    config: RunConfig, sample: Callable[..., Array], parameters: dict[str, Any], data: Dataset
+    config: RunConfig, sample: Callable[..., Array], parameters: dict[str, Any], data: TokenReader
 ) -> Sampled:
     """Return the 160 tokens that a trained model generates after the beginning of the held-out text.
 
     Only the run's seed decides the draw. `sample`: the compiled program of `lowered_sample`.
     """
-    assert isinstance(data, TokenReader), "`is_sampled` is true of the data"
     length = min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))
     prompt = data.batch(0, "held-out")["tokens"][0][:length]
     tokens = np.asarray(sample(parameters, *_window(config, prompt), np.uint32(config.seed)))
