@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 import meshwright as mw
 from meshwright.config import TransformerModel
-from meshwright.contrib.context_attention import _gathered, part_sizes
+from meshwright.contrib.context_attention import allgather_attention, part_sizes
 from meshwright.trainer.models import attention, attention_blocks, initial_parameters
 from meshwright.trainer.models.attention import Shape, in_ring_order, kernel_attention, ring_positions
 from meshwright.trainer.models.attention_blocks import Blocks
@@ -129,7 +129,7 @@ def test_windows_and_caps_are_those_of_the_definition(
     mesh, size, shape, documents, most_gathered, monkeypatch
 ):
     monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)
-    monkeypatch.setattr(_gathered, "EVEN", 1)
+    monkeypatch.setattr(allgather_attention, "EVEN", 1)
     split, length = mesh(context=size), 48
     random = np.random.default_rng(1)
     shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (2, length, 4, 8))
@@ -175,7 +175,7 @@ def test_windows_and_caps_are_those_of_the_definition(
 )
 def test_a_sink_is_a_score_whose_value_is_zero(mesh, size, window, documents, most_gathered, monkeypatch):
     monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)
-    monkeypatch.setattr(_gathered, "EVEN", 1)
+    monkeypatch.setattr(allgather_attention, "EVEN", 1)
     split, length = mesh(context=size), 48
     random = np.random.default_rng(1)
     shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (4,), (2, length, 4, 8))

@@ -9,9 +9,9 @@ from jaxtyping import Array
 
 from meshwright.trainer.models.attention_blocks import Gradients, Kernel, PartResult
 
-from ._gathered import gathered_backward, gathered_forward, windowed_backward, windowed_forward
-from ._gathered import part_sizes as part_sizes
 from ._ring import ring_backward, ring_forward
+from .allgather_attention import gathered_backward, gathered_forward, windowed_backward, windowed_forward
+from .allgather_attention import part_sizes as part_sizes
 
 
 def forward(

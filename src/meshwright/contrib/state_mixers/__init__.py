@@ -6,15 +6,15 @@ Imports: `config`, `sharding`, `trainer.models`, jax. Used by: a block of the Tr
 
 from typing import Any, NamedTuple
 
-from ._chunk_products import inverse_of_unit_lower as inverse_of_unit_lower
-from ._chunked_scan import Steps as Steps
-from ._chunked_scan import chunked_scan as chunked_scan
-from ._delta_net import apply_delta as apply_delta
-from ._delta_net import delta_parameters as delta_parameters
-from ._mamba import apply_mamba as apply_mamba
-from ._mamba import mamba_parameters as mamba_parameters
-from ._pieces import short_convolution as short_convolution
-from ._state_mixer import TAPS as TAPS
+from .chunk_products import inverse_of_unit_lower as inverse_of_unit_lower
+from .chunked_scan import Steps as Steps
+from .chunked_scan import chunked_scan as chunked_scan
+from .delta_net import apply_delta as apply_delta
+from .delta_net import delta_parameters as delta_parameters
+from .mamba import apply_mamba as apply_mamba
+from .mamba import mamba_parameters as mamba_parameters
+from .pieces import short_convolution as short_convolution
+from .state_mixer import TAPS as TAPS
 
 
 class Mixer(NamedTuple):

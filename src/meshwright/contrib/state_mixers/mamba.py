@@ -9,7 +9,7 @@ the numbers of its group.
 Source: Dao and Gu 2024 (https://arxiv.org/abs/2405.21060).
 
 Layouts: `tensor` splits heads; groups fewer than its devices are repeated as attention's key heads are, and
-each norm then sums over `tensor`. Over `context` the order is attention's (`_pieces`).
+each norm then sums over `tensor`. Over `context` the order is attention's (`pieces`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from meshwright.trainer.models import Context, Parameter
 from meshwright.trainer.models.attention import HEADS, Documents
 from meshwright.trainer.models.latent_attention import Project
 
-from ._chunked_scan import Steps
-from ._state_mixer import CHANNELS, Arrays, mixed, with_convolutions
+from .chunked_scan import Steps
+from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions
 
 
 def mamba_parameters(config: TransformerModel) -> dict[str, Parameter]:

@@ -59,8 +59,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ._chunk_products import inverse_of_unit_lower, pair_sums
-from ._pieces import of_all_pieces, of_own_pieces
+from .chunk_products import inverse_of_unit_lower, pair_sums
+from .pieces import of_all_pieces, of_own_pieces
 
 PARALLEL = "needed_0_of_1"
 """The scope of products which the recurrence does not need."""
@@ -109,7 +109,7 @@ def chunked_scan(
     Runs on each device.
 
     Args:
-        steps: of the tokens; over `context`, of the device's pieces as rows (`_pieces`).
+        steps: of the tokens; over `context`, of the device's pieces as rows (`pieces`).
         begins: whether a token begins a document; None where windows have one each.
         chunk: the tokens of a chunk, a power of two; a shorter sequence is one chunk.
         size: the devices that share a sequence.

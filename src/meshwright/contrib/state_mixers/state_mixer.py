@@ -22,8 +22,8 @@ from meshwright.sharding import activation_spec, on_each_device, ring_size
 from meshwright.trainer.models import Context, Parameter
 from meshwright.trainer.models.attention import HEADS, NAME, Documents
 
-from ._chunked_scan import Steps, chunked_scan
-from ._pieces import from_pieces, in_pieces, short_convolution
+from .chunked_scan import Steps, chunked_scan
+from .pieces import from_pieces, in_pieces, short_convolution
 
 CHANNELS = ("query", "key", "value")
 """The products whose results pass a convolution."""

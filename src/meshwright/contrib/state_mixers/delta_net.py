@@ -9,7 +9,7 @@ Sources: Yang et al. 2024 (https://arxiv.org/abs/2412.06464) as in Qwen3-Next; w
 (https://arxiv.org/abs/2510.26692), whose decays, one for each key dimension, and gates come from latents.
 
 Layouts: `tensor` splits heads; key heads fewer than its devices are repeated as in attention. Over `context`
-the order is attention's (`_pieces`).
+the order is attention's (`pieces`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from meshwright.trainer.models.attention import Documents
 from meshwright.trainer.models.latent_attention import Project
 from meshwright.trainer.models.norms import normalised
 
-from ._chunked_scan import Steps
-from ._state_mixer import CHANNELS, Arrays, mixed, with_convolutions
+from .chunked_scan import Steps
+from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions
 
 LENGTH_EPSILON = 1e-6  # added to the squared length of queries and keys; flash-linear-attention fixes it
 GATES = {"silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid}
