@@ -6,9 +6,9 @@ import textwrap
 import jax
 import pytest
 
+from meshwright.contrib.jax_steps import foreign_program, lower_foreign, on_the_fleet
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.worker import foreign_program, lower_foreign, on_the_fleet
 from tests import commands
 
 LAYOUT = (("data", 4), ("tensor", 2))

@@ -30,12 +30,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._compile_process import compiling_until as compiling_until
     from ._compile_process import declared_by as declared_by
     from ._compile_process import warm_workers as warm_workers
-    from ._find_function import USERS_FAILURES as USERS_FAILURES
-    from ._find_function import find_function as find_function
-    from ._find_function import needs as needs
-    from ._find_function import place_of as place_of
-    from ._find_function import takes_no_mesh as takes_no_mesh
-    from ._find_function import where as where
     from ._fingerprint import fingerprint_of as fingerprint_of
     from ._kernel_calls import KernelCall as KernelCall
     from ._kernel_calls import KernelFlops as KernelFlops

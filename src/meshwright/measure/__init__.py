@@ -28,11 +28,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._kept_calibration import measured_runs_path as measured_runs_path
     from ._kept_calibration import probe as probe
     from ._kept_calibration import usable_cores as usable_cores
-    from ._leaks import explaining_leaks as explaining_leaks
-    from ._leaks import leak_error as leak_error
-    from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
-    from ._leaks import refuse_leaked as refuse_leaked
-    from ._leaks import refuse_traced as refuse_traced
     from ._own_run import WARM_UP_STEPS as WARM_UP_STEPS
     from ._own_run import ResidentGrowth as ResidentGrowth
     from ._own_run import StepClock as StepClock

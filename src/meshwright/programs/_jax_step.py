@@ -92,12 +92,13 @@ class LiveStep(Program):
         facts = settings.run.facts(name_of(self.step))
         if self.rules is not None:
             RulesFile.read(self.rules).register()
-        from meshwright.worker import lowered_call  # imports jax, as the caller has
+        from meshwright.registry import load_registered
 
         platform = "cpu" if settings.simulate else fleet.chip.platform
         settings.on_event(Phase(name="tracing"))
         kind = next(iter(fleet.chip.device_kinds), "")
-        lowered = lowered_call(self.step, self.args, self.kwargs, platform, kind)
+        steps = load_registered("meshwright.steps", "jax")  # imports jax, as the caller has
+        lowered = steps.lowered_call(self.step, self.args, self.kwargs, platform, kind)
         return weigh_lowered(
             self.name,
             fleet,

@@ -57,6 +57,7 @@ from meshwright.compiler import (
     writing_cache,
 )
 from meshwright.errors import CompileError, InputError, MeshwrightError
+from meshwright.registry import load_registered
 from meshwright.subprocesses import begin_phase, end_after, guard
 
 from ._assembler import Gate, put_assembler
@@ -98,11 +99,9 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     """Compile a program that the caller has traced and lowered."""
     started = time.monotonic()
     set_environment()
-    from ._live import LoweredText, compiled_text
-    from ._partitioning import ask_in
-
-    lowered = LoweredText.load(work)
-    ask_in(work)
+    steps = _steps()
+    lowered = steps.LoweredText.load(work)
+    steps.ask_in(work)
     devices = _devices(request)
     begin_phase(work, "compiling")
     chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
@@ -112,7 +111,7 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         analysis = _optimise(
             request,
             work,
-            lambda: compiled_text(lowered, chosen, options, request.name).get_compiled_memory_stats(),
+            lambda: steps.compiled_text(lowered, chosen, options, request.name).get_compiled_memory_stats(),
         )
     except OutOfMemory as refused:
         return _refused(request, refused, started, lowered.arguments, mesh_axes=request.mesh_axes)
@@ -191,9 +190,7 @@ def _save(
 
 def _describe(request: Request, work: Path, made: Path) -> dict[str, str]:
     set_environment()
-    from ._foreign import declared
-
-    axes, knobs = declared(request)
+    axes, knobs = _steps().declared(request)
     return {"axes": json.dumps(axes), "knobs": json.dumps(knobs)}
 
 
@@ -292,10 +289,9 @@ def _lowered(
         name_memories(request, traced, lowered)
         return traced, lowered
     from ._deviceless import devices_of_kind
-    from ._foreign import lower_foreign
 
     with devices_of_kind(device_kind, request.platform):
-        return lower_foreign(request, step, arguments, keywords)
+        return _steps().lower_foreign(request, step, arguments, keywords)
 
 
 def _identity() -> Any:
@@ -373,12 +369,10 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
             "mesh_axes": request.mesh_axes,
         }
         return built.step, (built.state, built.batch), {}, facts, mesh
-    from ._foreign import foreign_program
-
     unknown: dict[str, Any] = dict.fromkeys(
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
-    step, arguments, keywords, mesh = foreign_program(request, mesh)
+    step, arguments, keywords, mesh = _steps().foreign_program(request, mesh)
     return step, arguments, keywords, {**unknown, "mesh_axes": tuple(mesh.shape_tuple)}, mesh
 
 
@@ -386,9 +380,12 @@ def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractCo
     """Return where a user's function is called as on the fleet; our own step needs no such place."""
     if request.function is None:
         return contextlib.nullcontext()
-    from ._foreign import on_the_fleet
+    return _steps().on_the_fleet(request, devices)
 
-    return on_the_fleet(request, devices)
+
+def _steps() -> Any:
+    """Return the room outside the core that knows steps of users' own, as a module."""
+    return load_registered("meshwright.steps", "jax")
 
 
 def _kernels_alone(
@@ -489,9 +486,7 @@ def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
 
 def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> tuple[Argument, ...]:
     if request.config is None:
-        from ._live import arguments_on_mesh
-
-        return arguments_on_mesh(traced, lowered)
+        return _steps().arguments_on_mesh(traced, lowered)
     import jax
     import numpy as np
 
@@ -555,7 +550,8 @@ def _compiler_name(platform: str) -> str:
 
 
 NEEDED = ("jax", "jax.experimental.topologies", "meshwright.trainer.step")
-OWN = ("_traced", "_deviceless", "_foreign", "_live", "_shapes", "_stand_ins")
+OWN = ("_traced", "_deviceless")
+OF_STEPS = ("foreign_program", "lowered_call", "held_as_shapes", "as_the_fleet")
 
 
 def set_environment() -> None:
@@ -573,6 +569,8 @@ def fork_for_each_request() -> tuple[str, str, int]:
     set_environment()
     for module in (*NEEDED, *(f"{__package__}.{name}" for name in OWN)):
         import_module(module)
+    for name in OF_STEPS:
+        getattr(_steps(), name)
     # jax warns because of its threads. It starts them with its first backend, which only the forks make.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     gc.freeze()  # a fork searches nothing that the template imported for garbage

@@ -100,7 +100,7 @@ Rule = Callable[[Any], dict[str, int]]
 """From an equation to its FLOPs: `work` of the phase it stands in, `recompute` where it repeats some."""
 
 
-def program_in(eqn: Any) -> Any:
+def inner_program(eqn: Any) -> Any:
     """Return the jaxpr that an equation of `WALKED` runs, or None where its parameters hold none."""
     for key in _PROGRAMS:
         value = eqn.params.get(key)
@@ -355,7 +355,7 @@ class _Counter:
                 self._add(scopes, eqn, library_work(eqn, jaxpr), times)
             elif (enter := self._entered.get(name)) is not None:
                 enter(scopes, eqn, times, known)
-            elif name in WALKED and (inner := program_in(eqn)) is not None:
+            elif name in WALKED and (inner := inner_program(eqn)) is not None:
                 self.walk(inner, scopes, times, _inner(eqn, inner, known))
             elif name not in FREE and type(eqn.params.get("_prim")).__name__ not in FREE:
                 shapes = ", ".join(str(v.aval) for v in eqn.invars)

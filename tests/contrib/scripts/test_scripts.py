@@ -353,7 +353,7 @@ def test_overrides_without_their_option_are_told_how_to_be_written():
 
 
 def test_a_release_of_jax_without_a_private_name_is_refused_in_words():
-    from meshwright.worker._shapes import _private
+    from meshwright.contrib.jax_steps._shapes import _private
 
     with pytest.raises(mw.InputError, match=rf"jax {jax.__version__} has no jax._src.core.EvalTrace.gone"):
         _private("jax._src.core", "EvalTrace.gone")

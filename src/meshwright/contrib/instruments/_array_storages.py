@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.contrib.jax_steps import refuse_traced
 from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
-from meshwright.measure import refuse_traced
 
 _DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
 HOST = "cpu"  # numpy's device and torch's CPU; jax names its first CPU device "cpu:0"

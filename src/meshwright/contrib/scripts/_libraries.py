@@ -15,8 +15,8 @@ from typing import Any
 
 from jax.sharding import AxisType
 
+from meshwright.contrib.jax_steps import replaced
 from meshwright.errors import InputError
-from meshwright.worker import replaced
 
 
 @contextlib.contextmanager

@@ -2,10 +2,9 @@
 
 Run as `python -m meshwright.contrib.scripts._script_process PARENT_PID FOLDER`. FOLDER/script.json is a
 `ScriptRequest`. The script runs unchanged as `__main__`. `jax.devices()` answers as the fleet, and arrays are
-shapes (`worker._shapes`). Its jitted calls with matrix products are the candidates. At the second call of the
-largest one that has a backward pass, that call is lowered from the arguments of its first call. The process
-then ends at once, so that nothing of the script runs afterwards. FOLDER/answer.json holds a `ScriptAnswer` or
-an error.
+shapes. Its jitted calls with matrix products are the candidates. At the second call of the largest one that
+has a backward pass, that call is lowered from the arguments of its first call. The process then ends at once,
+so that nothing of the script runs afterwards. FOLDER/answer.json holds a `ScriptAnswer` or an error.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from meshwright.compiler import USERS_FAILURES, TracedFlops, find_function, needs, where
+from meshwright.compiler import TracedFlops
+from meshwright.contrib.jax_steps import USERS_FAILURES, find_function, leak_error, needs, where
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.measure import leak_error
 from meshwright.subprocesses import end_after, guard, spoiled
 from meshwright.worker import set_environment
 
 from ._run_script import Candidate, ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:
-    from meshwright.worker import LoweredText
+    from meshwright.contrib.jax_steps import LoweredText
 
 LARGE_BYTES = 2**20  # a larger array that the script reads and that is not known stops it
 SECONDS_WITHOUT_BACKWARD = 60.0  # after which the largest call is taken, if no call has a backward pass
@@ -94,7 +93,8 @@ def _run(request: ScriptRequest, folder: Path) -> None:
         jax.config.update("jax_num_cpu_devices", request.num_devices)
         devices = jax.devices()
     watch = _Watch(request, folder)
-    from meshwright.worker import as_the_fleet, held_as_shapes, libraries_of_plugin
+    from meshwright.contrib.jax_steps import as_the_fleet, held_as_shapes
+    from meshwright.worker import libraries_of_plugin
 
     from ._libraries import at_torch_steps, meshes_without_types, without_checkpoints
 
@@ -114,7 +114,7 @@ def _of_function(request: ScriptRequest, folder: Path) -> Candidate:
     Raises:
         InputError: the function or its module does not exist, or fails, or returns something else.
     """
-    from meshwright.worker import JAX, checked_program, lowered_call, unreplaced
+    from meshwright.contrib.jax_steps import JAX, checked_program, lowered_call, unreplaced
 
     name = request.function
     function = find_function(name, (os.getcwd(),), libraries=JAX)
@@ -366,7 +366,7 @@ class _Watch:
         )
         if index is None:
             return about
-        from meshwright.worker import argument_names, lowered_text, unreplaced
+        from meshwright.contrib.jax_steps import argument_names, lowered_text, unreplaced
 
         both = list(zip(argument_names(call.traced), call.paths, strict=True))
         names = [path or name for name, (path, _) in both]
@@ -454,7 +454,7 @@ def _described() -> dict[int, tuple[str, str]]:
     """
     import jax
 
-    from meshwright.worker import described, plain
+    from meshwright.contrib.jax_steps import described, plain
 
     found: dict[int, tuple[str, str]] = {}
     frame = sys._getframe()

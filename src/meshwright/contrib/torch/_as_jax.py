@@ -152,8 +152,8 @@ def weigh_module_program(
     Raises:
         InputError: an axis of the layout has no counterpart, or as `weigh_lowered`.
     """
+    from meshwright.contrib.jax_steps import lowered_call
     from meshwright.trainer.models.attention_blocks import without_devices
-    from meshwright.worker import lowered_call
 
     step = module_step(module, fleet, mesh, checkpoint=checkpoint, layers=layers, simulate=simulate)
     on_event(Phase(name="tracing"))

@@ -25,7 +25,7 @@ from torch.fx import traceback as annotations
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpoints
 
-from meshwright.compiler import USERS_FAILURES
+from meshwright.contrib.jax_steps import USERS_FAILURES
 from meshwright.contrib.torch_eager import (
     ONE_SEQUENCE,
     Fakes,

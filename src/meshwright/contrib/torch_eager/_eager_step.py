@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from meshwright.compiler import USERS_FAILURES
+from meshwright.contrib.jax_steps import USERS_FAILURES
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 

@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from meshwright.compiler import USERS_FAILURES
+from meshwright.contrib.jax_steps import USERS_FAILURES
 from meshwright.errors import InputError
 
 from ._aten_flops import operation_name, tensor_text

@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 from torch.utils._python_dispatch import _disable_current_modes
 
-from meshwright.compiler import USERS_FAILURES
+from meshwright.contrib.jax_steps import USERS_FAILURES
 from meshwright.errors import InputError
 
 MOST_PAIRS = 2**26  # on which a mask's function is called; of longer sequences every third, fifth, ... row

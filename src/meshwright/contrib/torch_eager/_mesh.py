@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from meshwright.compiler import USERS_FAILURES
+from meshwright.contrib.jax_steps import USERS_FAILURES
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 

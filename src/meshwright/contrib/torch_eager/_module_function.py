@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshwright.compiler import USERS_FAILURES, find_function, needs
+from meshwright.contrib.jax_steps import USERS_FAILURES, find_function, needs
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import how_to_install
 

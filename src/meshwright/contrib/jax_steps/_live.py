@@ -31,14 +31,19 @@ from meshwright.compiler import Argument, TracedFlops
 from meshwright.errors import InputError
 from meshwright.extras import how_to_install
 from meshwright.json_records import EXACT, read_record
-from meshwright.measure import leak_error, noting_leaks_in_threads, refuse_leaked
 from meshwright.sharding import axes_of
+from meshwright.worker import (
+    callbacks_without_devices,
+    could_not_compile,
+    count_traced,
+    devices_of_kind,
+    inner_program,
+    libraries_of_plugin,
+)
 
 from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
-from ._deviceless import callbacks_without_devices, devices_of_kind, libraries_of_plugin
+from ._leaks import leak_error, noting_leaks_in_threads, refuse_leaked
 from ._partitioning import answers_of, equations, renamed, rules_text
-from ._reports import could_not_compile
-from ._traced import count_traced, program_in
 
 PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
 _LOCATION = re.compile(r'\bloc\("([^"]*)"')
@@ -372,7 +377,7 @@ def _mapped(jaxpr: Any) -> dict[Any, NamedSharding]:
         if eqn.primitive.name == "shard_map":
             mesh = eqn.params["mesh"]
             found = [NamedSharding(mesh, spec) for spec in eqn.params["in_specs"]]
-        elif (inner := program_in(eqn)) is not None and len(inner.invars) == len(eqn.invars):
+        elif (inner := inner_program(eqn)) is not None and len(inner.invars) == len(eqn.invars):
             within = _mapped(inner)
             found = [within.get(variable) for variable in inner.invars]
         else:

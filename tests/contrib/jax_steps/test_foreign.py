@@ -7,9 +7,9 @@ import pytest
 
 from meshwright import weigh
 from meshwright.compiler import compile_program
+from meshwright.contrib.jax_steps import argument_paths, foreign_program, lower_foreign, on_the_fleet
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.worker import argument_paths, foreign_program, lower_foreign, on_the_fleet
 
 FLEETS = ["8xH100", pytest.param("1xCPU", marks=pytest.mark.long)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.compiler import find_function, needs, where
+from meshwright.contrib.jax_steps import find_function, needs, where
 from meshwright.errors import InputError
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from meshwright.contrib.jax_steps import explaining_leaks, refuse_traced
 from meshwright.errors import InputError
-from meshwright.measure import explaining_leaks, refuse_traced
 
 kept = []
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-_OWN = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__).parents[2])
 _MADE = re.compile(r"The function being traced when the value leaked was (.+?) at (.+?:\d+) traced for")
 _TYPE = re.compile(r"intermediate value with type (\S+)")
 

@@ -20,34 +20,25 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.compiler import (
-    USERS_FAILURES,
-    Request,
-    TakesNoMesh,
-    find_function,
-    needs,
-    place_of,
-    takes_no_mesh,
-    where,
-)
+from meshwright.compiler import Request, TakesNoMesh
 from meshwright.config import Problem, input_error
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
-from meshwright.measure import leak_error, noting_leaks_in_threads
 from meshwright.registry import load_registered
 from meshwright.sharding import Surroundings, does_not_divide, indivisible
+from meshwright.worker import callbacks_without_devices, count_traced
 
 from ._arguments import argument_paths
-from ._deviceless import callbacks_without_devices
+from ._find_function import USERS_FAILURES, find_function, needs, place_of, takes_no_mesh, where
+from ._leaks import leak_error, noting_leaks_in_threads
 from ._live import refuse_leaks
 from ._shapes import held_as_shapes, unreplaced
 from ._stand_ins import as_the_fleet
-from ._traced import count_traced
 
-_OWN = Path(__file__).parents[1]
+_OWN = Path(__file__).parents[2]
+ROOMS = ("worker", "contrib/jax_steps", "contrib/scripts")
 # Frames of jax, and of our packages that call the user's function.
-_CALLING = (Path(jax.__file__).parent, *(_OWN / name for name in ("worker", "compiler", "contrib/scripts")))
-JAX = tuple(map(str, _CALLING))
+JAX = (str(Path(jax.__file__).parent), *(str(_OWN / room) for room in ROOMS))
 _STANDARD = sysconfig.get_path("stdlib")
 DEFAULT_AXIS = "data"  # of the mesh of a function for which no layout was asked
 CONTRACT = "it is called with the mesh, if it takes one, and returns (step, args) or (step, args, kwargs)"
