@@ -14,7 +14,7 @@ from jax._src.lib import cuda_versions
 from jax.experimental import rnn
 
 import meshwright as mw
-from meshwright import worker
+from meshwright.contrib import jax_steps
 from meshwright.extras import PURPOSES, how_to_install
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -75,7 +75,9 @@ def test_attention_by_cudnn_is_the_same_program_with_and_without_cudnn(monkeypat
     texts = []
     for answer in (absent, lambda: 92800):
         monkeypatch.setattr(cuda_versions, "cudnn_get_version", answer)
-        texts.append(worker.lowered_call(attention, (HEADS,) * 3, {}, "cuda", "NVIDIA H100 80GB HBM3").text)
+        texts.append(
+            jax_steps.lowered_call(attention, (HEADS,) * 3, {}, "cuda", "NVIDIA H100 80GB HBM3").text
+        )
         assert cuda_versions.cudnn_get_version is answer, "only a weighing is answered"
     assert texts[0] == texts[1]
     assert "cudnn" in texts[0]

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .contrib.instruments import live as live
     from .contrib.instruments import matmul_mfu as matmul_mfu
     from .contrib.instruments import memory as memory
+    from .contrib.jax_steps import abstract as abstract
+    from .contrib.jax_steps import place as place
     from .contrib.runs import Comparison as Comparison
     from .contrib.runs import RunRecord as RunRecord
     from .contrib.runs import Runs as Runs
@@ -78,8 +80,6 @@ if TYPE_CHECKING:
     from .results import Largest as Largest
     from .results import Run as Run
     from .results import Weighing as Weighing
-    from .sharding import abstract as abstract
-    from .sharding import place as place
 
 
 def _quiet_jax_plugins() -> None:

@@ -36,13 +36,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._partition_rules import whole_size as whole_size
     from ._partition_rules import width_axes as width_axes
     from ._partition_rules import zeros_here as zeros_here
-    from ._place import abstract as abstract
-    from ._place import place as place
-    from ._uneven import MAKE_GLOBAL as MAKE_GLOBAL
-    from ._uneven import Axes as Axes
-    from ._uneven import Explanation as Explanation
-    from ._uneven import Surroundings as Surroundings
-    from ._uneven import does_not_divide as does_not_divide
-    from ._uneven import indivisible as indivisible
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from meshwright.contrib.jax_steps import explaining_leaks, refuse_traced
-from meshwright.contrib.sharding_words import sharding_error
+from meshwright.contrib.sharding_words import Surroundings, sharding_error
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import chip_of_device_kind
 from meshwright.measure import CPUINFO, Percentiles, cpu_model, usable_cores
 from meshwright.reportable import OneLine
-from meshwright.sharding import Surroundings
 from meshwright.units import aligned, format_rate, format_seconds
 
 from ._array_storages import is_fake

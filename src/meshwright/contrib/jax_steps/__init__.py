@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ._live import lowered_call as lowered_call
     from ._live import lowered_text as lowered_text
     from ._partitioning import ask_in as ask_in
+    from ._place import abstract as abstract
+    from ._place import place as place
     from ._shapes import held_as_shapes as held_as_shapes
     from ._shapes import replaced as replaced
     from ._shapes import unreplaced as unreplaced

@@ -22,10 +22,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.compiler import Request, TakesNoMesh
 from meshwright.config import Problem, input_error
+from meshwright.contrib.sharding_words import Surroundings, does_not_divide, indivisible
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
 from meshwright.registry import load_registered
-from meshwright.sharding import Surroundings, does_not_divide, indivisible
 from meshwright.worker import callbacks_without_devices, count_traced
 
 from ._arguments import argument_paths

@@ -19,7 +19,9 @@ from typing import Any
 import jax
 
 from meshwright.errors import InputError, nearest_name
-from meshwright.sharding import MAKE_GLOBAL, Explanation, Surroundings, axes_of, does_not_divide
+from meshwright.sharding import axes_of
+
+from ._uneven import MAKE_GLOBAL, Explanation, Surroundings, does_not_divide
 
 ROWS_OF_ONE = f"if these are the rows that this process has read, make them global first: {MAKE_GLOBAL}"
 _COLLECTIVES = "psum|pmean|pmax|pmin|psum_scatter|all_gather|all_to_all|ppermute|axis_index|axis_size"

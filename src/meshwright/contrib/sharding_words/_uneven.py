@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.config import near_divisors, near_multiples, or_list
-
-from ._partition_rules import axes_of
+from meshwright.sharding import axes_of
 
 Axes = Sequence[tuple[str, int]]
 Explanation = tuple[str, str]  # the problem, and the hint

@@ -12,10 +12,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.config import Problem, input_error
+from meshwright.contrib.sharding_words import does_not_divide, indivisible
 from meshwright.errors import InputError
-
-from ._partition_rules import axes_of
-from ._uneven import does_not_divide, indivisible
+from meshwright.sharding import axes_of
 
 Chosen = Callable[[str, Any], PartitionSpec]
 
