@@ -61,7 +61,7 @@ FAULTS = (
         "checkpoint/test_newest.py",
     ),
     fault(
-        "cli/_launch.py",
+        "contrib/clusters/_launch.py",
         "return status if status >= 0 else 128 - status",
         "return status if status >= 0 else 127 - status",
         "cli/test_restarts.py",
@@ -102,7 +102,7 @@ FAULTS = (
         "trainer/launch/_join.py",
         "if not 0 <= index < count:",
         "if not 0 <= index <= count:",
-        "launch/test_join.py",
+        "contrib/clusters/test_join.py",
     ),
     fault(
         "ledger/_memory_ledger.py",
@@ -124,10 +124,10 @@ FAULTS = (
         "contrib/huggingface/test_huggingface.py",
     ),
     fault(
-        "planning/_suggestions.py",
+        "contrib/changes/_smaller_memory.py",
         "return state + activations if state_first else activations + state",
         "return activations + state if state_first else state + activations",
-        "report/test_suggestions.py",
+        "contrib/changes/test_suggestions.py",
     ),
     fault(
         "predict/_formulas.py",

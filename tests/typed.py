@@ -11,10 +11,12 @@ from pathlib import Path
 
 from jaxtyping import install_import_hook
 
+ROOMS = ("context_attention", "muon", "pipelines", "state_mixers", "toy_models")
 MODELS = Path(__file__).parents[1] / "src/meshwright/trainer/models"
 
 install_import_hook(
     [f"meshwright.{package}" for package in ("sharding", "trainer.step", "measure", "trainer.loop")]
+    + [f"meshwright.contrib.{room}" for room in ROOMS]
     + [f"meshwright.trainer.models.{path.stem}" for path in MODELS.glob("[!_]*.py")],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
