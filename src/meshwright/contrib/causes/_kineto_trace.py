@@ -420,8 +420,3 @@ def _between_updates(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
         return []
     ends = sorted(max(updates.values(), key=len))
     return [(end, end, "") for end in ends] if len(ends) > 1 else []
-
-
-def is_kineto(path: Path) -> bool:
-    """Return whether a file is a trace of torch.profiler by its name."""
-    return path.name.endswith((".json", ".json.gz"))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._metrics import Curve as Curve
     from ._metrics import Metrics as Metrics
     from ._run_record import RunRecord as RunRecord
+    from ._run_record import moment as moment
     from ._run_record import run_record as run_record
     from ._runs_list import Runs as Runs
     from ._runs_list import runs as runs

@@ -15,11 +15,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from meshwright.contrib.runs import Metrics, RunRecord, run_record
+from meshwright.contrib.runs import Metrics, RunRecord, moment, run_record
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import MOST_JSON_BYTES, open_file, parsed_json, read_text, reason
 
@@ -159,7 +158,7 @@ class LiveRun:
             "mfu": record.mfu,
             "finish": clean(record.finish),
             "memory": self._newest("memory_in_use_bytes"),
-            "begun": _moment(record.began) or self._begun(),
+            "begun": moment(record.began) or self._begun(),
             "of": clean(record.name),
             "on": clean(record.fleet),
             "layout": clean(record.layout),
@@ -263,14 +262,6 @@ def _end_of(path: Path, most: int, offset: int | None = None) -> tuple[str, int]
     if not end and len(data) == most:
         return f"{data.decode('utf-8', 'replace')}\n", begin + most
     return data[:end].decode("utf-8", "replace").replace("\r\n", "\n"), begin + end
-
-
-def _moment(text: str) -> float | None:
-    """Return a time of ISO 8601 as seconds since 1970; None if it is none."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
