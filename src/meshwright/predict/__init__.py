@@ -63,12 +63,10 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._rates import shared as shared
     from ._rates import sustained_share as sustained_share
     from ._rates import widths as widths
-    from ._walk import AS_IT_IS as AS_IT_IS
     from ._walk import LAUNCH as LAUNCH
     from ._walk import TRACKS as TRACKS
     from ._walk import WAIT as WAIT
     from ._walk import Event as Event
-    from ._walk import Variation as Variation
     from ._walk import Walked as Walked
     from ._walk import trace_of as trace_of
     from ._walk import walk as walk

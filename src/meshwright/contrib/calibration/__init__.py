@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ._trace_files import xplane_files as xplane_files
     from ._trace_files import xplane_planes as xplane_planes
     from ._traces import MESSAGES as MESSAGES
-    from ._traces import TracedStep as TracedStep
     from ._traces import TraceEvent as TraceEvent
     from ._traces import kineto_step as kineto_step
     from ._traces import traced_step as traced_step

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
     from ._explain_verb import explain_file as explain_file
     from ._explanation import Explanation as Explanation
     from ._explanation import Held as Held
-    from ._explanation import Setting as Setting
 
 __getattr__, __dir__ = names_on_first_use(__name__)

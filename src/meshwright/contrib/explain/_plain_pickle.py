@@ -23,7 +23,7 @@ class NotPlain(ValueError):
     """A pickle that is not plain data, in words that follow a colon."""
 
 
-def plain_pickle(content: bytes, most_objects: int = MOST_OBJECTS) -> _Value:
+def plain_pickle(content: bytes) -> _Value:
     """Return the value of a pickle of plain data.
 
     Raises:
@@ -36,7 +36,7 @@ def plain_pickle(content: bytes, most_objects: int = MOST_OBJECTS) -> _Value:
     Traceback (most recent call last):
     NotPlain: byte 30 is STACK_GLOBAL, which would run code (builtins.print)
     """
-    reader = _Reader(content, most_objects)
+    reader = _Reader(content)
     try:
         return reader.read()
     except (IndexError, struct.error):
@@ -44,8 +44,8 @@ def plain_pickle(content: bytes, most_objects: int = MOST_OBJECTS) -> _Value:
 
 
 class _Reader:
-    def __init__(self, content: bytes, most_objects: int) -> None:
-        self.content, self.place, self.most = content, 0, most_objects
+    def __init__(self, content: bytes) -> None:
+        self.content, self.place, self.most = content, 0, MOST_OBJECTS
         self.stack: list[_Value] = []
         self.marks: list[int] = []
         self.memo: dict[int, _Value] = {}

@@ -52,7 +52,8 @@ def torch_error(path: str, window: Window) -> Explanation | None:
     words = " ".join(window.text[start : tried.start() + LONGEST].split())
     figures = _figures(words)
     others = sum(size_of(found[2], found[3]) or 0 for found in _OTHERS.finditer(words))
-    pieces = figures.get("pieces", _difference(figures, "reserved", "tensors") or figures.get("cached"))
+    unused = figures.get("reserved", 0) - figures["tensors"] if "tensors" in figures else 0
+    pieces = figures.get("pieces", max(0, unused) or figures.get("cached"))
     free, capacity = figures.get("free"), figures.get("capacity")
     if "allowed" in figures and free is not None and "in use" in figures:
         free = max(0, min(free, figures["allowed"] - figures["in use"]))
@@ -84,12 +85,6 @@ def _figures(words: str) -> dict[str, int]:
                 found[name] = size
                 break
     return found
-
-
-def _difference(figures: dict[str, int], whole: str, part: str) -> int | None:
-    if whole not in figures or part not in figures:
-        return None
-    return max(0, figures[whole] - figures[part])
 
 
 def _lead(words: str, size: int, free: int | None, capacity: int | None, place: str, function: str) -> str:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ._find_function import find_function as find_function
     from ._find_function import needs as needs
     from ._find_function import place_of as place_of
-    from ._find_function import takes_no_mesh as takes_no_mesh
     from ._find_function import where as where
     from ._foreign import JAX as JAX
     from ._foreign import checked_program as checked_program
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from ._foreign import on_the_fleet as on_the_fleet
     from ._leaks import explaining_leaks as explaining_leaks
     from ._leaks import leak_error as leak_error
-    from ._leaks import noting_leaks_in_threads as noting_leaks_in_threads
-    from ._leaks import refuse_leaked as refuse_leaked
     from ._leaks import refuse_traced as refuse_traced
     from ._live import LoweredText as LoweredText
     from ._live import argument_names as argument_names

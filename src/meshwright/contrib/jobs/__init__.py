@@ -8,5 +8,4 @@ from ._job_files import K8S as K8S
 from ._job_files import KINDS as KINDS
 from ._job_files import SKYPILOT as SKYPILOT
 from ._job_files import SLURM as SLURM
-from ._job_files import JobKind as JobKind
 from ._job_files import job_file as job_file

@@ -12,14 +12,10 @@ from meshwright.lazy_imports import names_on_first_use
 if TYPE_CHECKING:
     from ._buckets import Buckets as Buckets
     from ._buckets import Have as Have
-    from ._comparison import ComparedSide as ComparedSide
     from ._comparison import Comparison as Comparison
     from ._comparison import compare as compare
-    from ._found_runs import FoundRuns as FoundRuns
     from ._found_runs import found_runs as found_runs
-    from ._kept_figures import KeptFigures as KeptFigures
     from ._kept_figures import all_named as all_named
-    from ._metrics import Curve as Curve
     from ._metrics import Metrics as Metrics
     from ._run_record import RunRecord as RunRecord
     from ._run_record import moment as moment

@@ -112,7 +112,7 @@ class EagerStep:
         self.phases_as_written: set[str] = set()  # in which compiled functions ran as they were written
         self._parts: list[Any] = []
         for shard in on_host(self.module):
-            self.storages.keep_on_host(shard, "parameters")
+            self.storages.keep_on_host(shard)
         self._place("parameters", self.module.parameters())
         self._place("buffers", self.module.buffers())
         self._place("inputs", self._input_tensors())

@@ -158,10 +158,10 @@ class Storages:
             stream = self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
             self.changes.append(StorageChange(self.instant, self.phase, known, num_bytes=more, stream=stream))
 
-    def keep_on_host(self, tensor: torch.Tensor, category: str) -> None:
-        """Record a tensor that is in the host's memory before the step."""
+    def keep_on_host(self, tensor: torch.Tensor) -> None:
+        """Record parameters that are in the host's memory before the step."""
         self.makes_on_host = True
-        self.put(tensor, category)
+        self.put(tensor, "parameters")
         self.makes_on_host = False
 
     def move_to_host(self, tensor: torch.Tensor) -> None:
