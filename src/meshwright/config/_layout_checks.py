@@ -134,11 +134,20 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         elif axis == "expert":
             _, over = EXPERT_DIMS[config.fold_experts]
             axes = tuple(axis for axis in over if layout.size(axis) > 1) or (axis,)
+            problems += _domain_problems(config, layout, axes)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def _domain_problems(config: RunConfig, layout: Layout, axes: Sequence[str]) -> Iterator[Problem]:
+    """Yield that the devices of a group of experts do not divide over its fast domains."""
+    devices, domains = math.prod(layout.size(axis) for axis in axes), config.expert_domains or 1
+    if devices % domains:
+        what = f"= {domains} does not divide the {devices} devices of {'*'.join(axes)}"
+        yield "expert_domains", what, f"use {or_list(near_divisors(devices, domains))}, or leave it out"
 
 
 def check_slices(fleet: Fleet, layout: Layout) -> None:

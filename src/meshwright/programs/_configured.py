@@ -24,6 +24,7 @@ from meshwright.config import (
     override_pairs,
     preset_names,
     resolve_batch,
+    resolve_dispatch,
 )
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -156,7 +157,7 @@ def resolved(run: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
         InputError: the layout does not cover the fleet, or the run or its precision does not suit it.
     """
     layout = Layout.parse(run.layout).resolve(fleet.num_devices)
-    run = resolve_batch(run, layout)
+    run = resolve_dispatch(resolve_batch(run, layout), layout, fleet)
     check_layout(run, layout)
     check_precision(run, fleet.chip)
     return run, layout

@@ -179,6 +179,7 @@ def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
         load=1.0 if is_capped else min(model.expert_load, ways),
         ways=ways,
         is_capped=is_capped,
+        domains=run.expert_domains or 1,
     )
 
 
