@@ -240,6 +240,11 @@ def test_rows_sent_once_to_each_domain_give_the_dense_sum_too(layout, domains, s
     compare_with_dense(dataclasses.replace(context(**layout), expert_domains=domains), spread)
 
 
+def test_two_halves_of_the_tokens_give_the_dense_sum_too(context, monkeypatch):
+    monkeypatch.setattr(dropless, "LEAST_ROWS", 1)
+    compare_with_dense(dataclasses.replace(context(fsdp=2, expert=4), expert_domains=2), "none")
+
+
 def test_a_domain_that_more_tokens_need_gets_the_rest_in_further_rounds(context, monkeypatch):
     """Of twelve tokens a domain gets three at first."""
     monkeypatch.setattr(dropless, "rows_between", lambda *_: 3)

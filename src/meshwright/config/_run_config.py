@@ -459,11 +459,11 @@ class RunConfig(Section):
     and the batch may have fewer than devices: `context=32` in place of `expert=32`.
     Effect: with `tensor`, matrices as wide as they are, and no gathers of experts' rows over it; with
     `context`, as many experts fewer on a device: [layouts](../explanation/layouts.md)."""
-    expert_domains: Positive | None = None
+    expert_domains: OptionalPositive = None
     """Fast domains (hosts, racks) to each of which a token's row is sent once, for all its experts there.
-    `1` sends a row for each choice.
-    Effect: fewer bytes cross the network, and rows are copied once more. Default: by the fleet, for GPUs:
-    [layouts](../explanation/layouts.md#experts-in-several-hosts)"""
+    `1` sends a row for each choice, and without a number the fleet says it.
+    Effect: fewer bytes cross the network, and rows are copied once more:
+    [layouts](../explanation/layouts.md#experts-in-several-hosts). Unit: domains"""
     state: StateConfig = StateConfig()
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()

@@ -34,13 +34,13 @@ def domains_of_dispatch(
     if config.expert_domains is not None:
         return one * config.expert_domains
     of_domain = float(machine.devices_per_domain)
-    members = np.clip(np.floor(of_domain / strides), 1, sizes)[:, axes]
-    reach = (strides * sizes)[:, axes]
-    is_even = (strides[:, axes] >= of_domain) | (of_domain % reach == 0) | (reach % of_domain == 0)
-    for outer, inner in itertools.combinations(axes, 2):  # devices of a domain come one after another
-        in_order = (sizes[:, [outer, inner]].min(axis=1) == 1) | (strides[:, outer] > strides[:, inner])
-        is_even &= in_order[:, None]
-    found = np.where(is_even.all(axis=1), (sizes[:, axes] / members).prod(axis=1), 1.0)
+    members = np.clip(np.floor(of_domain / strides), 1, sizes)
+    reach = strides * sizes
+    lies_evenly = (strides >= of_domain) | (of_domain % reach == 0) | (reach % of_domain == 0)
+    is_even = lies_evenly[:, axes].all(axis=1)
+    for outer, inner in itertools.combinations(axes, 2):  # the devices of a domain come one after another
+        is_even &= (strides[:, outer] > strides[:, inner]) | (members[:, inner] == sizes[:, inner])
+    found = np.where(is_even, (sizes / members)[:, axes].prod(axis=1), 1.0)
     for domains in np.unique(found).astype(int).tolist():
         if domains > 1 and not sends_once(model, domains):
             found[found == domains] = 1.0

@@ -24,7 +24,6 @@ from meshwright.config import (
     override_pairs,
     preset_names,
     resolve_batch,
-    resolve_dispatch,
 )
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -157,7 +156,7 @@ def resolved(run: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
         InputError: the layout does not cover the fleet, or the run or its precision does not suit it.
     """
     layout = Layout.parse(run.layout).resolve(fleet.num_devices)
-    run = resolve_dispatch(resolve_batch(run, layout), layout, fleet)
+    run = resolve_batch(run, layout)
     check_layout(run, layout)
     check_precision(run, fleet.chip)
     return run, layout

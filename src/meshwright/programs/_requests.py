@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.compiler import SIMULATED, TARGET_COMPILER, Request, read_autotune_results, requested_options
-from meshwright.config import Layout, RunConfig, check_slices
+from meshwright.config import Layout, RunConfig, check_slices, resolve_dispatch
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from meshwright.ledger import allowance
@@ -51,7 +51,8 @@ def request_of(
         beside = sum(allowance(fleet, layout.axes).values())
         share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
         topology = topology_arguments(fleet, share)
-    ours = isinstance(config, RunConfig)
+    if ours := isinstance(config, RunConfig):
+        config = resolve_dispatch(config, layout, fleet)
     target = fleet.chip.target
     described = "" if target is None else gpu_description(target)
     results = read_autotune_results(config.autotune_results, platform, described) if ours else ""

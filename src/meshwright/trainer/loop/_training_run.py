@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.compiler import installed_versions
-from meshwright.config import Layout, RunConfig, num_stacked_layers
+from meshwright.config import Layout, RunConfig, num_stacked_layers, resolve_dispatch
 from meshwright.measure import Measurement, ResidentGrowth, describe_host
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Found, check_match, unread_newest
@@ -67,7 +67,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         with phases.of("compile"):
             begins, samples = checkpoint is None, is_sampled(mesh, dataset)
             programs = compile_programs(
-                config,
+                resolve_dispatch(config, request.layout, request.fleet),
                 mesh,
                 platform,
                 begins=begins,

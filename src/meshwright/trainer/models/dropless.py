@@ -12,7 +12,8 @@ Where those devices lie in several fast domains, hosts or racks, a token's row c
 that has any of its experts, to the device of the same place there, with the numbers of its experts and their
 weights (`_over_domains`). That device takes the rows that it got for its own tokens, and the exchange above
 stays in the domain. The sum over a token's experts in a domain returns as one row. DeepEP sends rows so
-(https://github.com/deepseek-ai/DeepEP).
+(https://github.com/deepseek-ai/DeepEP). A device's tokens run in two halves there, so that one half's
+messages overlap with the other's products.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from meshwright.config import TransformerModel, rows_between, sent_rows
+from meshwright.config import TILE_ROWS, TransformerModel, rows_between, sent_rows
 from meshwright.sharding import axis_size
 
 from ._base_model import Context
@@ -58,6 +59,7 @@ from .grouped_products import (
 
 Matrices = dict[str, Any]
 LATER = 1 / 4  # of the first round's buffers, in those of the rounds that follow
+LEAST_ROWS = 4 * TILE_ROWS  # of an expert in half of the tokens: a choice
 
 
 class Rows(NamedTuple):
@@ -155,7 +157,14 @@ def dropless(
     """
     arrays = tokens, weights, matrices
     if run.domains > 1:
-        return _over_domains(arrays, order, run)
+        parts = _parts_of(tokens.shape[0], order, run)
+        numbers = jnp.arange(order.counts.size, dtype=jnp.int32)[None, None]
+        orders = (order_of(order.expert[part][..., None] == numbers) for part in parts)
+        results = [
+            _over_domains((tokens[part], weights[part], matrices), own, run)
+            for part, own in zip(parts, orders, strict=True)
+        ]
+        return jnp.concatenate(results)
     if run.senders == 1:
         return _on_its_own(tokens, weights, matrices, order, run)
 
@@ -163,6 +172,18 @@ def dropless(
         return _round(*arrays, known[0], low, size, how, run)
 
     return _in_rounds(one, (order,), arrays, weights.size, run)
+
+
+def _parts_of(num_tokens: int, order: Order, run: Run) -> list[slice]:
+    """Return the halves of a device's tokens, or all of them where experts would get too few rows.
+
+    The messages of one half then have the other's products to hide behind. Inside a domain, which is quicker,
+    that gained nothing: Qwen3-30B-A3B on 64 H100 was predicted 7 % slower.
+    """
+    rows = order.expert.size * run.domains * run.parts // order.counts.size
+    if num_tokens % 2 or rows < 2 * LEAST_ROWS:
+        return [slice(None)]
+    return [slice(num_tokens // 2), slice(num_tokens // 2, None)]
 
 
 def _in_rounds(one: Round, known: Known, arrays: Arrays, choices: int, run: Run) -> Array:
