@@ -35,7 +35,7 @@ def mamba_bytes(sizes: Sizes) -> float:
     """Return the bytes of a token that the kernels of a layer of Mamba-2 move; 0 without one."""
     model = sizes.model
     inner, shared = _widths(sizes)
-    states = STATE_BYTES * inner * model.mamba_state_dim / MAMBA_CHUNK
+    states = STATE_BYTES * inner * (model.mamba_state_dim or 0) / MAMBA_CHUNK
     scores = SCORE_BYTES * (model.mamba_groups or 0) * MAMBA_CHUNK
     return INNER_BYTES * inner + SHARED_BYTES * shared + states + scores
 
@@ -84,7 +84,7 @@ def _widths(sizes: Sizes) -> tuple[int, int]:
     """Return the inner width, and that of the keys and queries of all groups."""
     model = sizes.model
     inner = (model.mamba_heads or 0) * (model.mamba_head_dim or 0)
-    return inner, 2 * (model.mamba_groups or 0) * model.mamba_state_dim
+    return inner, 2 * (model.mamba_groups or 0) * (model.mamba_state_dim or 0)
 
 
 @functools.cache
