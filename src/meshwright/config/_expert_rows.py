@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ._layout import EXPERT_DIMS
 from ._section import Problem
+from ._transformer import TransformerModel
 
 if TYPE_CHECKING:
     from meshwright.hardware import Fleet
 
     from ._layout import Layout
     from ._run_config import RunConfig
-    from ._transformer import TransformerModel
 
 TILE_ROWS = 128
 """The most rows of a tile. Each expert's rows fill whole tiles, the last of them in part.
@@ -133,10 +133,12 @@ def _domains_of(places: list[int], devices_per_domain: int) -> int:
 
 def dispatch_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield the reasons why a model cannot send a row once to each of several domains."""
-    what, hint = f"= {config.expert_domains}, but ", "leave it out"
-    if (config.expert_domains or 1) > 1 and not getattr(config.model, "num_experts", None):
+    what, hint, model = f"= {config.expert_domains}, but ", "leave it out", config.model
+    if (config.expert_domains or 1) == 1:
+        return
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
         yield "expert_domains", f"{what}the model has no experts", hint
-    elif (config.expert_domains or 1) > 1 and getattr(config.model, "capacity_factor", None) is not None:
+    elif model.capacity_factor is not None:
         yield "expert_domains", f"{what}buffers of a capacity factor hold a row for each choice", hint
 
 
@@ -146,9 +148,9 @@ def resolve_dispatch(config: RunConfig, layout: Layout, fleet: Fleet) -> RunConf
     By default these are the fast domains of GPUs over which the experts' devices extend (`sends_once`).
     """
     model = config.model
-    if config.expert_domains is not None or getattr(model, "num_experts", None) is None:
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
         return config
-    if fleet.chip.platform != "cuda":
+    if config.expert_domains is not None or fleet.chip.platform != "cuda":
         return config
     domains = domains_of_experts(config, layout, fleet.chips_per_domain)
     if domains == 1 or not sends_once(model, domains):

@@ -51,8 +51,7 @@ def request_of(
         beside = sum(allowance(fleet, layout.axes).values())
         share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
         topology = topology_arguments(fleet, share)
-    if ours := isinstance(config, RunConfig):
-        config = resolve_dispatch(config, layout, fleet)
+    ours = isinstance(config, RunConfig)
     target = fleet.chip.target
     described = "" if target is None else gpu_description(target)
     results = read_autotune_results(config.autotune_results, platform, described) if ours else ""
@@ -75,11 +74,16 @@ def request_of(
             autotuning="load" if results else "off",
         ),
         autotune_results=results,
-        config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
+        config=_dumped(config, layout, fleet) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),
         knobs=dict(knobs or {}),
     )
+
+
+def _dumped(config: RunConfig, layout: Layout, fleet: Fleet) -> dict[str, Any]:
+    """Return what the step's builder reads of a run, with the domains of its experts on the fleet."""
+    return resolve_dispatch(config, layout, fleet).model_dump(mode="json", exclude=BESIDE_THE_STEP)
 
 
 def _check_compiler_package(fleet: Fleet) -> None:
