@@ -11,6 +11,7 @@ from meshwright.config import (
     check_precision,
     check_slices,
     load_config,
+    overridden,
     on_nearest_layout,
     resolve_batch,
     resolve_dispatch,
@@ -167,6 +168,15 @@ def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str,
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.exit_code == 2
+
+
+def test_where_context_cannot_share_sequences_tensor_does():
+    """Attention with latents is not split over `context`."""
+    run = load_config("deepseek-v2-lite", ["batch.sequences=8"])
+    with pytest.raises(InputError) as caught:
+        check_layout(run, Layout.parse("expert=16"))
+    assert "--layout expert=8,tensor=2 --set fold_experts=tensor: then devices" in caught.value.hint
+    check_layout(overridden(run, ["fold_experts=tensor"]), Layout.parse("expert=8,tensor=2"))
 
 
 def test_zero1_splits_embed_over_data_as_well():
