@@ -55,8 +55,6 @@ NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
 JOINING_AXES = ("data", "stage")  # their messages between TPU slices are few, and run beside products
 KEPT = ("saved_activations", "logits_and_loss")
-KERNEL_WIDTH = 16  # a factor of each side of the matrices that the experts' kernels take (`grouped_products`)
-KERNEL_CAPABILITY = (8, 0)  # the first for which they compile, Ampere's
 _LOOPED = re.compile(r"/experts/(?:.*/)?needed_\d+_of_\d+/\w+/(?:closed_call/)?while/body/.*dot_general")
 
 
@@ -283,6 +281,8 @@ def _looped_experts(executions: Executions, platform: str, chip: Chip) -> Iterat
     """
     if platform != "cuda":
         return
+    from meshwright.config import KERNEL_CAPABILITY, KERNEL_WIDTH
+
     widths = set[int]()
     for execution in executions:
         if _LOOPED.search(execution.instruction.op_name):
