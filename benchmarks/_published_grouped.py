@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _published_mamba import copied_bytes
 from _published_narrow import without_casts
 from _published_sizes import Sizes
 
@@ -50,16 +51,6 @@ CAST_BYTES, CAST_HIDDEN_BYTES, CAST_PLAIN_HIDDEN_BYTES = 8.0, 12.0, 8.0
 ACTIVATION_BYTES, PLAIN_ACTIVATION_BYTES = 16.0, 10.0
 # In 8 bits, by the width, as in `_published_stacks`: attention's output and its gradient, an MLP's gradient.
 CAST_MIXER_BYTES, CAST_MLP_BYTES = 8.0, 4.0
-# Mamba-2 by the kernels of https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py
-# (mamba_split_conv1d_scan_combined), which Megatron Core's MambaMixer calls with chunks of 128 tokens:
-# forward and backward, each array counted where a kernel reads or writes it. By the inner width, by the
-# shared keys and queries of all groups, by states (inner width times state over the chunk, in float32 but
-# where they are passed on) and by products of keys and queries (groups times the chunk, in float32). The norm
-# after it is counted with the inner width. Several sequences are turned from [tokens, sequences] and back.
-INNER_BYTES, SHARED_BYTES, STATE_BYTES, SCORE_BYTES = 68.0, 37.0, 46.0, 32.0
-TURNED_INNER_BYTES, TURNED_SHARED_BYTES = 24.0, 8.0
-CAST_INNER_BYTES, CAST_SHARED_BYTES = 12.0, 4.0  # in 8 bits: its output, and the gradients of what it reads
-MAMBA_CHUNK = 128
 # Biases of experts (megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias): an eager product
 # with the router's weight, a sum and a concatenation, by chosen experts and width, with their gradients.
 # DeepEP and HybridEP return weights in float32, in which all of that is then computed. A bound on a gated
@@ -92,7 +83,10 @@ class Kernels:
 
 
 def layer_bytes(sizes: Sizes, kernels: Kernels) -> float:
-    """Return the bytes of a token in a layer, forward and backward: the mean over all layers of the model."""
+    """Return the bytes of a token in a layer, forward and backward: the mean over all layers of the model.
+
+    Those of Mamba-2's own kernels are not among them: `_published_mamba` prices these.
+    """
     model = sizes.model
     part = PART_BYTES + (NORM_AGAIN_BYTES if "norms" in kernels.repeats else 0.0)
     mixer = part + (CAST_MIXER_BYTES if kernels.eight_bits else 0.0)
@@ -101,7 +95,7 @@ def layer_bytes(sizes: Sizes, kernels: Kernels) -> float:
     bytes_of: dict[str | None, float] = {
         None: 0.0,
         "attention": mixer * model.embed_dim + _attention_bytes(sizes),
-        "mamba": mixer * model.embed_dim + mamba_bytes(sizes, eight_bits=kernels.eight_bits),
+        "mamba": mixer * model.embed_dim + copied_bytes(sizes, eight_bits=kernels.eight_bits),
         "mlp": mlp * model.embed_dim + activation * (model.dense_mlp_dim or model.mlp_dim),
         "experts": mlp * model.embed_dim + activation * model.shared_dim + experts_bytes(sizes, kernels),
     }
@@ -115,20 +109,6 @@ def _attention_bytes(sizes: Sizes) -> float:
     normed = HEAD_NORM_BYTES * (queries + keys) if model.qk_norm != "none" else 0.0
     turned = SCALED_ROTATION_BYTES * (queries + keys) if model.rope_gain != 1 else 0.0
     return QUERY_BYTES * queries + KEY_BYTES * keys + normed + turned
-
-
-def mamba_bytes(sizes: Sizes, *, eight_bits: bool) -> float:
-    """Return the bytes of a token in a layer of Mamba-2 beside those by the width; 0 without one."""
-    model = sizes.model
-    inner = (model.mamba_heads or 0) * (model.mamba_head_dim or 0)
-    groups, state = model.mamba_groups or 0, model.mamba_state_dim or 0
-    by_inner, by_shared = INNER_BYTES, SHARED_BYTES
-    if sizes.tokens > sizes.length:
-        by_inner, by_shared = by_inner + TURNED_INNER_BYTES, by_shared + TURNED_SHARED_BYTES
-    if eight_bits:
-        by_inner, by_shared = by_inner + CAST_INNER_BYTES, by_shared + CAST_SHARED_BYTES
-    states = STATE_BYTES * inner * state / MAMBA_CHUNK + SCORE_BYTES * groups * MAMBA_CHUNK
-    return by_inner * inner + by_shared * 2 * groups * state + states
 
 
 def experts_bytes(sizes: Sizes, kernels: Kernels) -> float:

@@ -25,6 +25,7 @@ from _published_grouped import (
     launch_seconds,
     layer_bytes,
 )
+from _published_mamba import mamba_seconds
 from _published_narrow import casts_in_products
 from _published_sizes import Sizes
 from _published_tensor import seconds_in_pieces, waited_seconds
@@ -110,9 +111,9 @@ class Stack:
     layer the host launches as one CUDA graph: "" | router | attention (and router) | whole (steps).
     `waits_for_counts`: the host waits for a dispatch's counts of rows before it launches the experts.
     `fused_experts`: activations are part of the grouped products. `overlaps_experts`: experts' messages of
-    one microbatch run beside another's products. `narrow_attention`: attention multiplies in 8 bits.
-    `measured_attention`: its cuDNN is one of those in `attention_of_cudnn`. `repeats`: what the backward pass
-    computes again: "norms", "activation" of experts, "latents" (the products from them).
+    one microbatch run beside another's products (`SAVED_SHARE`). `narrow_attention`: attention multiplies in
+    8 bits. `measured_attention`: its cuDNN is one of those in `attention_of_cudnn`. `repeats`: what the
+    backward pass computes again: "norms", "activation" of experts, "latents" (the products from them).
     """
 
     name: str
@@ -285,7 +286,7 @@ def seconds_of_experts(
     if "latents" in stack.repeats:
         each = again_seconds(sizes, machine, eight_bits=precision == "fp8")
         added["products from latents again"] = layers * each
-    added |= _exchanges(stack, machine, exposed, whole)
+    added |= _exchanges(stack, sizes, exposed, whole)
     added |= _attention_of_experts(stack, sizes, machine, exposed.get("attention", 0.0))
     if stack.graphs != "whole" and stack.waits_for_counts:
         moved = sizes.tokens_of_experts * experts_bytes(sizes, _kernels_of_experts(stack, precision))
@@ -312,16 +313,23 @@ def _attention_of_experts(stack: Stack, sizes: Sizes, machine: Machine, ours: fl
 
 
 def _exchanges(
-    stack: Stack, machine: Machine, exposed: Mapping[str, float], whole: Mapping[str, float]
+    stack: Stack, sizes: Sizes, exposed: Mapping[str, float], whole: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return what a stack waits for experts' messages beside what our program does, which hides a part."""
+    """Return what a stack waits for experts' messages beside what our program does, which hides a part.
+
+    Messages run beside the products of another microbatch only where a forward and a backward pass are
+    combined (https://github.com/NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py). The
+    first forward and the last backward pass are not, and in a pipeline none of its fill and drain
+    (schedules.py, get_pp_rank_microbatches): of p stages with v chunks each, (v - 1) p + 1 + 2 (p - 1 - i)
+    passes of chunks on stage i, p v at the mean.
+    """
     exchanges = _exchanged(whole)
     waited = math.fsum(exposed.get(name, 0.0) for name in exchanges)
+    total = math.fsum(exchanges.values())
     if not stack.overlaps_experts:
-        return {"experts' messages waited for": math.fsum(exchanges.values()) - waited}
-    assert machine.num_sms is not None, "only GPUs run this stack"
-    left = math.fsum(exchanges.values()) * DISPATCH_SMS / machine.num_sms
-    return {"experts' messages beside products": min(left - waited, 0.0)}
+        return {"experts' messages waited for": total - waited}
+    combined = max(1 - sizes.stages / sizes.microbatches, 0.0)
+    return {"experts' messages beside products": total * (1 - SAVED_SHARE * combined) - waited}
 
 
 def _exchanged(whole: Mapping[str, float]) -> Mapping[str, float]:
@@ -337,8 +345,13 @@ def _kernels_of_experts(stack: Stack, precision: str) -> Kernels:
     )
 
 
-# HybridEP has so many multiprocessors for itself in Megatron Bridge's recipes (moe_hybridep_num_sms).
-DISPATCH_SMS = 32
+# Which share of the time of experts' messages a step saves where they run beside products. Megatron Bridge's
+# skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md compares Qwen3-30B on 16 H100 (EP=16, HybridEP),
+# steps 5 to 20: 21.07 s with it, 24.71 s without. Without it 9.079 ms of messages, 0.11 % of their time, ran
+# beside products and attention, so they took 8.25 s. With it 36.55 % of a longer time did. What products lose
+# to messages, and the host's waits, are in the seconds of these steps. Taken for all chips and networks: no
+# other comparison is known that tells how long messages took.
+SAVED_SHARE = 0.44
 # cuDNN's attention in 8 bits takes so much of its time in 16, by the width of heads: medians over prefills of
 # 2,048 positions and more on GB200 in the tables of aiconfigurator (Apache-2.0).
 NARROW_ATTENTION = {64: 0.87, 128: 0.84}
@@ -508,6 +521,7 @@ def _fused_seconds(stack: Stack, sizes: Sizes, machine: Machine, precision: str)
     """Return the seconds of a step's elementwise kernels in Transformer Engine, split over `tensor`.
 
     Sums of gradients are those of the products' own kernels. A repeated forward pass adds its third.
+    Those of Mamba-2 are mamba_ssm's.
     """
     model = sizes.model
     keys = model.num_kv_heads * model.head_dim
@@ -515,11 +529,13 @@ def _fused_seconds(stack: Stack, sizes: Sizes, machine: Machine, precision: str)
     width = FUSED_WIDTH_BYTES + (CAST_WIDTH_BYTES if precision == "fp8" else 0.0)
     width += DROPOUT_WIDTH_BYTES if stack.dropout else 0.0
     passed = width * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
+    mamba = 0.0
     if model.num_experts is not None:
         passed = layer_bytes(sizes, _kernels_of_experts(stack, precision))
+        mamba = sizes.ticks * sizes.layers * mamba_seconds(sizes, machine)
     passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
     moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
-    return (moved + _update_bytes(sizes)) / _copied_per_second(machine)
+    return mamba + (moved + _update_bytes(sizes)) / _copied_per_second(machine)
 
 
 def _by_hand_seconds(stack: Stack, sizes: Sizes, machine: Machine) -> float:

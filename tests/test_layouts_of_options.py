@@ -93,6 +93,7 @@ class Case:
     model: str = "two tables"
     microbatches: int = 1
     fold_experts: str = "none"
+    expert_domains: int | None = None
 
     def __str__(self) -> str:
         told = [str(self.layout)]
@@ -100,6 +101,7 @@ class Case:
         told += [self.precision, f"sum {self.gradient_sum}", self.remat]
         told += [self.layer_loop] if self.layer_loop else []
         told += [f"folded over {self.fold_experts}"] * (self.fold_experts != "none")
+        told += [f"in {self.expert_domains} domains"] * bool(self.expert_domains)
         return "; ".join([*told, self.model, f"{self.microbatches} microbatches"])
 
     @property
@@ -126,6 +128,7 @@ class Case:
         told = [*SIZES, *sizes, f"layout={self.layout}", f"batch.microbatch_sequences={rows}"]
         chosen = ("zero1", "precision", "gradient_sum", "remat", "fold_experts")
         told += [f"{name}={str(getattr(self, name)).lower()}" for name in chosen]
+        told += [f"expert_domains={self.expert_domains}"] * bool(self.expert_domains)
         told += [f"pipeline={self.schedule}", f"pipeline_chunks={self.chunks}"] * bool(self.schedule)
         return [*told, *[f"layer_loop={self.layer_loop}"] * bool(self.layer_loop)]
 
@@ -315,7 +318,10 @@ BESIDE = (
     Case(model="experts, dense first", data=2, expert=2, zero1=True, **STAGED),
     Case(model="experts", data=2, expert=2, tensor=2, zero1=True, microbatches=4, fold_experts="tensor"),
     Case(model="experts", fsdp=2, context=2, tensor=2, microbatches=4, fold_experts="both"),
-    Case(model="experts, dense first", context=2, expert=2, fold_experts="context", **STAGED),
+    Case(
+        model="experts, dense first", context=2, expert=2, fold_experts="context", expert_domains=2, **STAGED
+    ),
+    Case(model="experts", data=2, expert=2, tensor=2, remat="dots", expert_domains=2, fold_experts="tensor"),
     Case(model="tied, experts, dense first", context=2, tensor=2, remat="full", **STAGED),
     Case(
         model="experts, dense first", fsdp=2, expert=2, **{**STAGED, "schedule": "gpipe", "microbatches": 1}

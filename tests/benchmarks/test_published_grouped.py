@@ -17,8 +17,8 @@ from _published_grouped import (
     grouped_share,
     launch_seconds,
     layer_bytes,
-    mamba_bytes,
 )
+from _published_mamba import copied_bytes, mamba_bytes, mamba_seconds, memory_share
 from _published_narrow import casts_in_products, without_casts
 from _published_sizes import Sizes
 from _published_stacks import Stack, seconds_of_experts
@@ -96,24 +96,46 @@ def test_a_bound_and_biases_of_experts_are_eager_kernels_by_hand():
     assert launch_seconds(biased) == pytest.approx(2 * (22 + 7) * 15e-6)
 
 
-def test_a_hybrids_bytes_are_the_mean_of_its_layers_by_hand():
+def hybrid(*overrides: str) -> Sizes:
     few = ("model.mamba_heads=64", "model.mamba_head_dim=64", "model.mamba_groups=8")
     state = ("model.mamba_state_dim=128", "model.conv_width=4", "model.num_layers=3")
     pattern = ("model.layer_pattern=mamba+experts attention+experts mamba", "model.shared_mlp_dim=512")
-    found = sizes("expert=8", *few, *state, *pattern)
+    return sizes("expert=8", *few, *state, *pattern, *overrides)
+
+
+def test_a_hybrids_bytes_are_the_mean_of_its_layers_by_hand():
+    found, several = hybrid(), hybrid("batch.microbatch_sequences=2")
     width, queries, keys, hidden = 2048, 4096, 512, 768
     inner, shared, states, scores = 4096, 2 * 8 * 128, 4096 * 128 / 128, 8 * 128
-    mamba = 68 * inner + 37 * shared + 46 * states + 32 * scores
-    assert mamba_bytes(found, eight_bits=False) == mamba
-    assert mamba_bytes(found, eight_bits=True) == mamba + 12 * inner + 4 * shared
     attention = 12 * queries + 16 * keys + 12 * (queries + keys)
     experts = 16 * 512 + 2 * 14 * 8 * width + 16 * 8 * hidden
-    # Five parts have a norm and a residual: three mixers and two MLPs.
-    whole = 2 * mamba + attention + 2 * experts + 5 * 24 * width
+    # Five parts have a norm and a residual: three mixers and two MLPs. Mamba-2's kernels are priced apart.
+    whole = attention + 2 * experts + 5 * 24 * width
     assert layer_bytes(found, Kernels()) == pytest.approx(whole / 3)
-    several = sizes("expert=8", *few, *state, *pattern, "batch.microbatch_sequences=2")
-    assert mamba_bytes(several, eight_bits=False) == mamba + 24 * inner + 8 * shared
-    assert mamba_bytes(sizes(), eight_bits=True) == 0
+    turned, cast = 24 * inner + 8 * shared, 12 * inner + 4 * shared
+    assert layer_bytes(several, Kernels()) == pytest.approx((whole + 2 * turned) / 3)
+    assert copied_bytes(several, eight_bits=True) == turned + cast
+    assert mamba_bytes(found) == 68 * inner + 37 * shared + 46 * states + 32 * scores
+
+
+def test_mamba_2_takes_what_profiles_of_its_kernels_show():
+    found, hopper = hybrid(), machine_of(Fleet.parse("8xH100"), None)
+    least = 4096 * mamba_bytes(found) / hopper.memory_bytes_per_second
+    assert mamba_seconds(found, hopper) == pytest.approx(2 / 3 * least / 0.51)
+    assert mamba_seconds(sizes(), hopper) == 0
+
+
+@pytest.mark.parametrize(
+    ("chip", "tokens", "share"),
+    [
+        ("H100", 4096, 0.51),
+        ("H100", 20000, 0.51),
+        ("GB300", 32768, 0.51 * 0.492 / 0.732),
+        ("TPU v5p", 8192, 0.51),
+    ],
+)
+def test_mamba_2_on_other_chips_differs_as_its_convolution_does(chip, tokens, share):
+    assert memory_share(chip, tokens) == pytest.approx(share)
 
 
 def test_whole_experts_over_tensor_have_all_of_their_matrices_and_a_part_of_the_rows():
@@ -162,13 +184,13 @@ def test_a_stack_without_rules_of_experts_and_a_model_without_experts_add_nothin
     assert added(GROUPED, dense) == {}
 
 
-def test_messages_beside_products_leave_what_their_multiprocessors_would_have_multiplied():
-    found = added(replace(GROUPED, overlaps_experts=True))["experts' messages beside products"]
-    assert found == pytest.approx(2.0 * 32 / MACHINE.num_sms - 1.5)
-    hidden = seconds_of_experts(
-        replace(GROUPED, overlaps_experts=True), "fp8", sizes(), MACHINE, {"attention": 1.0}, MESSAGES
-    )
-    assert hidden["experts' messages beside products"] == 0.0, "our program waits for none of them"
+def test_messages_beside_products_save_what_was_measured_where_two_microbatches_are_combined():
+    beside, apart = replace(GROUPED, overlaps_experts=True), {"attention": 1.0}
+    assert added(beside)["experts' messages beside products"] == pytest.approx(2.0 * (1 - 0.44 * 7 / 8) - 1.5)
+    hidden = seconds_of_experts(beside, "fp8", sizes(), MACHINE, apart, MESSAGES)
+    assert hidden["experts' messages beside products"] == pytest.approx(2.0 * (1 - 0.44 * 7 / 8))
+    one = added(beside, sizes("expert=8", "batch.microbatch_sequences=8"))
+    assert one["experts' messages beside products"] == pytest.approx(2.0 - 1.5), "one microbatch hides none"
 
 
 def test_experts_take_what_their_launches_take_where_the_host_is_slower():

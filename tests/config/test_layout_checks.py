@@ -12,7 +12,9 @@ from meshwright.config import (
     check_slices,
     load_config,
     on_nearest_layout,
+    overridden,
     resolve_batch,
+    resolve_dispatch,
     ticks_of,
 )
 from meshwright.errors import InputError
@@ -166,6 +168,15 @@ def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str,
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.exit_code == 2
+
+
+def test_where_context_cannot_share_sequences_tensor_does():
+    """Attention with latents is not split over `context`."""
+    run = load_config("deepseek-v2-lite", ["batch.sequences=8"])
+    with pytest.raises(InputError) as caught:
+        check_layout(run, Layout.parse("expert=16"))
+    assert "--layout expert=8,tensor=2 --set fold_experts=tensor: then devices" in caught.value.hint
+    check_layout(overridden(run, ["fold_experts=tensor"]), Layout.parse("expert=8,tensor=2"))
 
 
 def test_zero1_splits_embed_over_data_as_well():
@@ -420,11 +431,45 @@ def test_experts_over_several_axes_divide_over_all_of_them():
     [
         ("bytes-nano", ["fold_experts=tensor"], "but the model has no experts"),
         ("bytes-moe", ["fold_experts=context", "lora.rank=4"], "frozen experts are whole over context"),
+        ("bytes-nano", ["expert_domains=2"], "expert_domains = 2, but the model has no experts"),
+        ("bytes-moe", ["expert_domains=2", "model.capacity_factor=1.25"], "hold a row for each choice"),
     ],
 )
-def test_experts_that_cannot_be_folded_are_refused(preset, changes, message):
+def test_experts_that_cannot_be_folded_or_sent_to_are_refused(preset, changes, message):
     with pytest.raises(InputError, match=message):
         load_config(preset, changes)
+
+
+def test_domains_of_experts_divide_their_devices():
+    run = load_config("bytes-moe", ["expert_domains=4", "model.capacity_factor=none"])
+    check_layout(run, Layout.parse("expert=4"))
+    with pytest.raises(InputError, match="expert_domains = 4 does not divide the 2 devices of expert"):
+        check_layout(run, Layout.parse("expert=2"))
+
+
+QWEN = ("model.num_experts=128", "model.experts_per_token=8")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "layout", "changes", "domains"),
+    [
+        ("16xH100", "expert=16", (), 2),
+        ("64xH100", "fsdp=8,expert=8", (), None),  # inside a host
+        ("64xH100", "expert=8,fsdp=8", (), 8),  # each device of a group in a host of its own
+        ("64xH100", "expert=16,fsdp=4", (), 8),
+        ("128xH100", "expert=128", (), None),  # 16 hosts, to each of which half a choice goes
+        ("128xH100", "expert=128", ("model.router_groups=16", "model.router_groups_chosen=4"), 16),
+        ("144xGB200", "fsdp=9,expert=16", (), None),  # a group straddles the racks of 72 unevenly
+        ("16xH100", "expert=16", ("model.experts_per_token=1",), None),
+        ("16xH100", "expert=16", ("model.capacity_factor=1.0",), None),
+        ("16xH100", "expert=16", ("expert_domains=1",), 1),
+        ("16xH100", "context=2,expert=2,tensor=4", ("fold_experts=both",), 2),
+        ("v5e-16", "expert=16", (), None),
+    ],
+)
+def test_rows_are_sent_once_to_the_domains_of_experts(fleet, layout, changes, domains):
+    run = load_config("llama3-8b", [*QWEN, *changes])
+    assert resolve_dispatch(run, Layout.parse(layout), Fleet.parse(fleet)).expert_domains == domains
 
 
 def test_pieces_of_a_sequence_hold_what_a_convolution_reads_before_the_next_one():

@@ -218,6 +218,39 @@ def test_a_layer_of_packed_rows_is_the_dense_sum_too(layout, context, monkeypatc
     compare_with_dense(context(**layout), "two")
 
 
+DOMAINS = [  # of the devices that split the experts
+    ({"expert": 8}, 2),
+    ({"expert": 8}, 4),
+    ({"fsdp": 2, "expert": 4}, 2),
+    ({"fsdp": 2, "expert": 4}, 4),  # each device is a domain
+    ({"expert": 4, "tensor": 2}, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "domains", "spread"),
+    [  # `make test` has each layout once, and each spread
+        pytest.param(layout, domains, spread, marks=() if place % 3 == number else pytest.mark.wide)
+        for place, (layout, domains) in enumerate(DOMAINS)
+        for number, spread in enumerate(SPREADS)
+    ],
+    ids=str,
+)
+def test_rows_sent_once_to_each_domain_give_the_dense_sum_too(layout, domains, spread, context):
+    compare_with_dense(dataclasses.replace(context(**layout), expert_domains=domains), spread)
+
+
+def test_two_halves_of_the_tokens_give_the_dense_sum_too(context, monkeypatch):
+    monkeypatch.setattr(dropless, "LEAST_ROWS", 1)
+    compare_with_dense(dataclasses.replace(context(fsdp=2, expert=4), expert_domains=2), "none")
+
+
+def test_a_domain_that_more_tokens_need_gets_the_rest_in_further_rounds(context, monkeypatch):
+    """Of twelve tokens a domain gets three at first."""
+    monkeypatch.setattr(dropless, "rows_between", lambda *_: 3)
+    compare_with_dense(dataclasses.replace(context(expert=8), expert_domains=4), "two")
+
+
 def compare_with_dense(run, spread):
     layer = layer_of()
     x, direction = normal(8, 12, EMBED, seed=7), normal(8, 12, EMBED, seed=8)
@@ -241,8 +274,9 @@ def compare_with_dense(run, spread):
         np.testing.assert_allclose(mine, theirs, atol=2e-6 * float(jnp.abs(theirs).max()) + 1e-7)
 
 
-def test_eight_bits_drop_nothing_either(context):
-    run = dataclasses.replace(context(fsdp=2, expert=4), fp8=True)
+@pytest.mark.parametrize("domains", [1, 2])
+def test_eight_bits_drop_nothing_either(domains, context):
+    run = dataclasses.replace(context(fsdp=2, expert=4), fp8=True, expert_domains=domains)
     x, layer = jnp.array(normal(8, 12, EMBED, seed=7)), layer_of()
     out, balance = jax.jit(lambda x, layer: expert_mlp(x, layer, MODEL, run))(x, layer)
     with jax.numpy_rank_promotion("allow"):

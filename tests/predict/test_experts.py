@@ -123,12 +123,38 @@ def test_copies_are_those_of_every_choice_counted(domains, members):
     assert inside == pytest.approx(forwarded / len(choices))
 
 
+def over_two_hosts(*overrides: str) -> mw.Weighing:
+    wide = ("model.embed_dim=1024", "model.num_experts=16", "model.experts_per_token=8")
+    return weighed("batch.sequences=256", *wide, *overrides, on="2x2xH100", layout="expert=4")
+
+
 @pytest.fixture(scope="module")
 def across() -> Prediction:
-    wide = ("model.embed_dim=1024", "model.num_experts=16", "model.experts_per_token=8")
-    prediction = weighed("batch.sequences=256", *wide, on="2x2xH100", layout="expert=4").prediction
+    prediction = over_two_hosts("expert_domains=1").prediction
     assert prediction is not None
     return prediction
+
+
+def test_our_own_step_sends_a_row_once_to_each_host(across):
+    """By hand, of a token: four rows of 4 KiB there and back, and 96 bytes of numbers, weights and gradients.
+
+    By choice half of eight rows cross, and an eighth more.
+    """
+    once, by_choice = over_two_hosts(), over_two_hosts("expert_domains=1")
+    assert any("once to each of 2 fast domains" in words for words in once.ledger.assumptions)
+    assert not any("fast domains" in words for words in by_choice.ledger.assumptions)
+    sent = [
+        {each.group_size: each for each in found.ledger.traffic if each.kind == "all-to-all"}
+        for found in (once, by_choice)
+    ]
+    assert {size: each.link for size, each in sent[0].items()} == {2: "between", 4: "between"}
+    table = sent[0][4].crossing_bytes  # the embedding's gradient, which both exchange
+    share = sent[0][2].crossing_bytes / (sent[1][4].crossing_bytes - table)
+    assert share == pytest.approx((4 * 4096 + 96) / (4 * 4096 * 4 * 1.125), rel=0.01)
+    prediction = once.prediction
+    assert prediction is not None
+    assert prediction.step_seconds.expected < 0.8 * across.step_seconds.expected
+    assert not any("once to each host" in help_.what for help_ in prediction.what_helps)
 
 
 def test_across_hosts_a_dispatch_once_a_host_is_a_bound_of_what_helps(across):

@@ -111,6 +111,7 @@ class Routing:
     `load`: the tokens of the device that gets most, over the mean of all; 1.0 if they are balanced.
     `ways`: devices that divide the experts; no load is above it. None: not known.
     `is_capped`: experts have buffers of a fixed size, and the load changes nothing.
+    `domains`: the fast domains to each of which the program sends a token's row once; 1: a row by choice.
     """
 
     num_experts: int
@@ -118,6 +119,7 @@ class Routing:
     load: float = 1.0
     ways: int | None = None
     is_capped: bool = False
+    domains: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

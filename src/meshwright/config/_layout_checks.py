@@ -134,11 +134,20 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         elif axis == "expert":
             _, over = EXPERT_DIMS[config.fold_experts]
             axes = tuple(axis for axis in over if layout.size(axis) > 1) or (axis,)
+            problems += _domain_problems(config, layout, axes)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def _domain_problems(config: RunConfig, layout: Layout, axes: Sequence[str]) -> Iterator[Problem]:
+    """Yield that the devices of a group of experts do not divide over its fast domains."""
+    devices, domains = math.prod(layout.size(axis) for axis in axes), config.expert_domains or 1
+    if devices % domains:
+        what = f"= {domains} does not divide the {devices} devices of {'*'.join(axes)}"
+        yield "expert_domains", what, f"use {or_list(near_divisors(devices, domains))}, or leave it out"
 
 
 def check_slices(fleet: Fleet, layout: Layout) -> None:
@@ -435,20 +444,18 @@ def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
 def _sharing_sequences(config: RunConfig, layout: Layout) -> str:
     """Return arguments with which experts are over as many devices, of which several share a sequence.
 
-    `context` takes the smallest part of `expert` with which everything divides; "" if nothing does.
+    `context`, or else `tensor`, takes the smallest part of `expert` with which everything divides; "" if
+    nothing does.
     """
-    sequences, micro = config.batch.sequences, config.batch.microbatch_sequences or 1
-    expert, context = layout.size("expert"), layout.size("context")
-    for part in (part for part in range(2, expert + 1) if expert % part == 0):
-        if sequences % (layout.num_replicas // part * micro):
-            continue
-        sizes = {**dict(layout.axes), "expert": expert // part, "context": part * context}
-        axes = [axis for axis, _ in layout.axes if axis != "context"]
-        axes.insert(axes.index("expert") + 1, "context")
-        shared = Layout(axes=tuple((axis, sizes[axis]) for axis in axes if sizes[axis] > 1))
-        folded = "both" if config.fold_experts in ("tensor", "both") else "context"
-        for more in ({"zero1": True}, {}):
-            try:  # ZeRO-1 splits the state over `context` too, where it can
+    parts = [part for part in range(2, layout.size("expert") + 1) if layout.size("expert") % part == 0]
+    of_batch, micro = config.batch.sequences, config.batch.microbatch_sequences or 1
+    parts = [part for part in parts if of_batch % (layout.num_replicas // part * micro) == 0]
+    for axis, part in itertools.product(("context", "tensor"), parts):
+        folded = axis if config.fold_experts in ("none", axis) else "both"
+        # ZeRO-1 splits the state over `context` too, where it can.
+        for more in ({"zero1": True}, {}) if axis == "context" else ({},):
+            shared = _with_part_of_expert(layout, axis, part)
+            try:
                 changed = {**config.model_dump(exclude_unset=True), "fold_experts": folded, **more}
                 check_layout(RunConfig.model_validate(changed), shared)
             except (InputError, ValueError):
@@ -456,6 +463,15 @@ def _sharing_sequences(config: RunConfig, layout: Layout) -> str:
             settings = f"--set fold_experts={folded}" + " --set zero1=true" * bool(more)
             return f"--layout {shared} {settings}"
     return ""
+
+
+def _with_part_of_expert(layout: Layout, axis: str, part: int) -> Layout:
+    """Return a layout whose `expert` has left `part` of its devices to another axis, which follows it."""
+    sizes = dict(layout.axes)
+    sizes |= {"expert": layout.size("expert") // part, axis: part * layout.size(axis)}
+    axes = [name for name, _ in layout.axes if name != axis]
+    axes.insert(axes.index("expert") + 1, axis)
+    return Layout(axes=tuple((name, sizes[name]) for name in axes if sizes[name] > 1))
 
 
 NEEDS = {"fp16": ("fp16",), "fp8": ("fp8-e4m3", "fp8-e5m2")}

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from meshwright.errors import InputError
 from meshwright.units import format_count
 
+from ._expert_rows import dispatch_problems
 from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
 from ._models import Model
@@ -458,6 +459,11 @@ class RunConfig(Section):
     and the batch may have fewer than devices: `context=32` in place of `expert=32`.
     Effect: with `tensor`, matrices as wide as they are, and no gathers of experts' rows over it; with
     `context`, as many experts fewer on a device: [layouts](../explanation/layouts.md)."""
+    expert_domains: OptionalPositive = None
+    """Fast domains (hosts, racks) to each of which a token's row is sent once, for all its experts there.
+    `1` sends a row for each choice, and without a number the fleet says it.
+    Effect: fewer bytes cross the network, and rows are copied once more:
+    [layouts](../explanation/layouts.md#experts-in-several-hosts). Unit: domains"""
     state: StateConfig = StateConfig()
     """The formats of parameters and moments."""
     lora: LoraConfig = LoraConfig()
@@ -625,6 +631,7 @@ class RunConfig(Section):
         if self.fold_experts in ("context", "both") and self.lora.rank is not None:
             what = f"= {self.fold_experts!r}, but frozen experts are whole over context"
             yield "fold_experts", what, 'use fold_experts = "none" or "tensor" beside adapters'
+        yield from dispatch_problems(self)
 
     def _state_problems(self) -> Iterator[Problem]:
         """Yield formats of the state that do not go with the arithmetic, and a rounding of nothing."""

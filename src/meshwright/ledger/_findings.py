@@ -55,8 +55,6 @@ NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
 JOINING_AXES = ("data", "stage")  # their messages between TPU slices are few, and run beside products
 KEPT = ("saved_activations", "logits_and_loss")
-KERNEL_WIDTH = 16  # a factor of each side of the matrices that the experts' kernels take (`grouped_products`)
-KERNEL_CAPABILITY = (8, 0)  # the first for which they compile, Ampere's
 _LOOPED = re.compile(r"/experts/(?:.*/)?needed_\d+_of_\d+/\w+/(?:closed_call/)?while/body/.*dot_general")
 
 
@@ -281,22 +279,22 @@ def _looped_experts(executions: Executions, platform: str, chip: Chip) -> Iterat
 
     The widths are those of one device, over which `tensor` may split the hidden units.
     """
-    if platform != "cuda":
+    looped = [each for each in executions if platform == "cuda" and _LOOPED.search(each.instruction.op_name)]
+    if not looped:
         return
-    widths = set[int]()
-    for execution in executions:
-        if _LOOPED.search(execution.instruction.op_name):
-            if chip.target is not None and chip.target.compute_capability < KERNEL_CAPABILITY:
-                yield Finding(
-                    kind="experts in a loop",
-                    what=f"{chip.name} is older than Ampere, and the experts' kernels do not compile for it: "
-                    "a loop multiplies one tile of rows after another",
-                    source_line="",
-                    fix="use model.capacity_factor, whose buffers need no kernel",
-                )
-                return
-            arrays = execution.computation.operand_arrays(execution.instruction)
-            widths |= {size for array in arrays for size in array.dims[-2:] if size % KERNEL_WIDTH}
+    from meshwright.config import KERNEL_CAPABILITY, KERNEL_WIDTH  # late: few programs need it
+
+    if chip.target is not None and chip.target.compute_capability < KERNEL_CAPABILITY:
+        yield Finding(
+            kind="experts in a loop",
+            what=f"{chip.name} is older than Ampere, and the experts' kernels do not compile for it: "
+            "a loop multiplies one tile of rows after another",
+            source_line="",
+            fix="use model.capacity_factor, whose buffers need no kernel",
+        )
+        return
+    arrays = [array for each in looped for array in each.computation.operand_arrays(each.instruction)]
+    widths = {size for array in arrays for size in array.dims[-2:] if size % KERNEL_WIDTH}
     for width in sorted(widths - {1}):
         near = [
             size for size in (width // KERNEL_WIDTH * KERNEL_WIDTH, -(-width // KERNEL_WIDTH) * KERNEL_WIDTH)

@@ -67,6 +67,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         assumptions=(
             *compiled.without_options,
             *_load_in_words(compiled.routing),
+            *_dispatch_in_words(compiled.routing),
             *compiled.traced_flops.assumptions,
             *_counted(executed.assumptions),
             *((EQUAL_PARTS,) if any(each.kind == RAGGED for each in traffic) else ()),
@@ -82,6 +83,16 @@ EQUAL_PARTS = (
 
 def _counted(entries: Counter[str]) -> tuple[str, ...]:
     return tuple(f"{entry}, {n} times" if n > 1 else entry for entry, n in entries.items())
+
+
+def _dispatch_in_words(routing: Routing | None) -> tuple[str, ...]:
+    """Return how a token's row crosses to the fast domains of its experts, if there are several."""
+    if routing is None or routing.domains == 1:
+        return ()
+    return (
+        f"experts: a token's row crosses once to each of {routing.domains} fast domains that has any of its "
+        "experts; expert_domains = 1 sends a row for each choice",
+    )
 
 
 def _load_in_words(routing: Routing | None) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from meshwright.config import (
 )
 from meshwright.predict import Machine, attention_seconds
 
+from ._expert_dispatch import domains_of_dispatch, exchange_seconds
 from ._fitted import (
     ATTENTION_BACKWARD,
     BACKWARD_BYTES,
@@ -155,6 +156,7 @@ class Form:
         strides = candidates.strides().astype(float)
         domain = float(machine.devices_per_domain)
         self.members = np.clip(np.floor(domain / strides), 1, sizes)
+        self.domains = domains_of_dispatch(config, machine, sizes, strides, self.expert_axes)
 
     # Memory
 
@@ -254,7 +256,7 @@ class Form:
     @cached_property
     def mlp_share(self) -> Any:
         """The rows of the MLP's products per token."""
-        return mlp_share_of(self.config, self.tokens, self.whole_experts)
+        return mlp_share_of(self.config, self.tokens, self.whole_experts, self.domains)
 
     def _kept(self) -> Numbers:
         """Return the bytes of each token that a block keeps by the policy."""
@@ -598,8 +600,11 @@ class Form:
 
     def _expert_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two exchanges over `expert`."""
-        rows = self.tokens * self.mlp_share * self.width * self.activation_bytes / self.tensor
-        return 2 * self.collective("all-to-all", rows, *self.expert_axes, times=1.0)
+        row_bytes = self.width * self.activation_bytes / self.tensor
+        sizes = self.candidates.sizes[:, self.expert_axes].prod(axis=1).astype(float)
+        members = self.members[:, self.expert_axes].prod(axis=1)
+        rows, groups = (self.tokens, self.tokens * self.mlp_share), (sizes, members, self.domains)
+        return 2 * exchange_seconds(self.config, self.machine, rows, row_bytes, groups)
 
     def _head(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return the seconds of embedding and head for one microbatch: products, memory, gathers in excess.

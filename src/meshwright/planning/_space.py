@@ -423,11 +423,13 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
         dims["residual_sequence"] = {"batch.sequence_length": length}
     stage, context, tensor = (sizes[:, axis] for axis in (STAGE, CONTEXT, TENSOR))
     replicas = sizes[:, DATA] * sizes[:, FSDP] * sizes[:, EXPERT]
+    of_experts = sizes[:, experts_spread(config, sizes)[0]].prod(axis=1)
     unrolled = isinstance(model, TransformerModel) and model.unroll
     rules = {
         "stage needs stacked layers": (stage == 1) | (not unrolled),
         "context splits nothing of the model": (context == 1) | takes_sequences,
         "the batch does not divide": batch.sequences % replicas == 0,
+        "expert_domains does not divide the devices": of_experts % (config.expert_domains or 1) == 0,
     }
     both = {**ACTIVATION_RULES, **PARAMETER_RULES}
     layers, kv_heads = dims.pop("layers", None), dims.pop("kv_heads", {})
@@ -441,7 +443,7 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
         split = [size for dim in its for size in dims[dim].values()]
         ways = sizes[:, place] * (sizes[:, EXPERT] if axis == "fsdp" else 1)
         if axis == "expert":
-            ways = sizes[:, experts_spread(config, sizes)[0]].prod(axis=1)
+            ways = of_experts
         divides = _all_divisible(split, ways)
         if axis == "tensor":
             divides &= _divide_or_repeat(kv_heads.values(), tensor)

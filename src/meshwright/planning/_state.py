@@ -53,12 +53,18 @@ def num_layers_of(config: RunConfig) -> tuple[float, float]:
     return (model.num_layers, model.num_first_layers) if isinstance(model, TransformerModel) else (1, 0)
 
 
-def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray[np.float64]) -> Any:
+def mlp_share_of(
+    config: RunConfig,
+    tokens: NDArray[np.float64],
+    expert: NDArray[np.float64],
+    domains: NDArray[np.float64],
+) -> Any:
     """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers.
 
     Args:
         tokens: of a microbatch on a device, by candidate.
         expert: the devices of a group of experts.
+        domains: to each of which a token's row is sent once.
     """
     model = config.model
     if not isinstance(model, TransformerModel) or model.num_experts is None:
@@ -67,8 +73,9 @@ def mlp_share_of(config: RunConfig, tokens: NDArray[np.float64], expert: NDArray
     shared = model.shared_dim / model.mlp_dim
     if factor is not None:
         return min(factor * chosen, experts) + shared
-    fair = tokens * chosen / expert  # rows for each device of a group
-    sent = np.where(expert > 1, sent_rows(fair), fair) * expert / tokens
+    members = np.maximum(expert / domains, 1.0)
+    fair = tokens * chosen / members  # rows for each device of a domain
+    sent = np.where(expert > 1, sent_rows(fair), fair) * members / tokens
     padding = TILE_ROWS / 2 * experts / (expert * tokens)  # half a tile of each expert
     return np.minimum(sent + padding, experts) + shared
 

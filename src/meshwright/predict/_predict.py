@@ -621,14 +621,16 @@ def _hidden(again: _Again) -> Iterator[Speedup]:
 
 
 def _sent_once(again: _Again) -> Iterator[Speedup]:
-    """Yield the bound of sending a token once to each domain and device, where experts lie in several."""
-    transfers = again.walked.transfers
-    if again.walks.schedule.routing is None or not any(name.startswith("all-to-all[") for name in transfers):
+    """Yield the bound of sending a token once to each domain and device, for rows that are sent by choice."""
+    routing = again.walks.schedule.routing
+    exchanges = any(name.startswith("all-to-all[") for name in again.walked.transfers)
+    if routing is None or routing.domains > 1 or not exchanges:
         return
     yield Speedup(
         what="tokens sent once to each host and device that has any of their experts",
         saving_seconds=again.saving(Variation(sends_once=True)),
-        certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step does not",
+        certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step sends a row "
+        "once to each host where that is at most three quarters of the rows, and not once to a device",
     )
 
 

@@ -104,7 +104,8 @@ class Variation:
     `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
     which the link of every collective is derived again. `skips`: returns True for instructions to leave out.
     `lengthened`: how many times as long collectives take, by the name of their slice. `sends_once`: experts'
-    tokens cross once to each domain and device that needs them, where the routing is known.
+    tokens cross once to each domain and device that needs them, where the routing is known and the program
+    sends a row for each choice.
     """
 
     hidden: str | None = None
@@ -279,7 +280,8 @@ class _Walker:
     def _transfer(self, message: Message) -> Transfer | None:
         if message not in self._transfers:
             known = self.schedule.routing
-            once = known if self.variation.sends_once else None
+            by_choice = known is not None and known.domains == 1
+            once = known if self.variation.sends_once and by_choice else None
             found = transfer_of(self.machine, message, self.schedule.num_devices, self.variation.order, once)
             load = known.load if known is not None and message.moves_tokens else 1.0
             factor = (

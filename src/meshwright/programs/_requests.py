@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.compiler import SIMULATED, TARGET_COMPILER, Request, read_autotune_results, requested_options
-from meshwright.config import Layout, RunConfig, check_slices
+from meshwright.config import Layout, RunConfig, check_slices, resolve_dispatch
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from meshwright.ledger import allowance
@@ -74,11 +74,16 @@ def request_of(
             autotuning="load" if results else "off",
         ),
         autotune_results=results,
-        config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
+        config=_dumped(config, layout, fleet) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),
         knobs=dict(knobs or {}),
     )
+
+
+def _dumped(config: RunConfig, layout: Layout, fleet: Fleet) -> dict[str, Any]:
+    """Return what the step's builder reads of a run, with the domains of its experts on the fleet."""
+    return resolve_dispatch(config, layout, fleet).model_dump(mode="json", exclude=BESIDE_THE_STEP)
 
 
 def _check_compiler_package(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshwright import compiler
 from meshwright.compiler import Compiled, Request, Routing, compile_program
-from meshwright.config import Layout, RunConfig, TransformerModel
+from meshwright.config import Layout, RunConfig, TransformerModel, resolve_dispatch
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.measure import known_rates
@@ -48,8 +48,8 @@ def weigh_request(
     on_event(Phase(name="reckoning"))
     if facts["tokens_per_step"] is not None:
         compiled = dataclasses.replace(compiled, tokens_per_step=facts["tokens_per_step"])
-    compiled = dataclasses.replace(compiled, routing=_routing(run, dict(compiled.mesh_axes)))
     mesh = Layout(axes=compiled.mesh_axes) if layout is None else layout
+    compiled = dataclasses.replace(compiled, routing=_routing(run, mesh, fleet))
     made = _accounted(request.name, run, fleet, mesh, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=facts["num_steps"])
 
@@ -162,7 +162,7 @@ def _accounted(
     )
 
 
-def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
+def _routing(run: RunConfig | None, layout: Layout, fleet: Fleet) -> Routing | None:
     """Return how a run sends tokens to experts; None if it has none."""
     if run is None or not isinstance(run.model, TransformerModel):
         return None
@@ -171,7 +171,7 @@ def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
         return None
     assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
     folded = ("tensor", "context") if run.fold_experts == "both" else (run.fold_experts,)
-    ways = math.prod(mesh.get(axis, 1) for axis in ("expert", *folded))
+    ways = math.prod(layout.size(axis) for axis in {"expert", *folded} - {"none"})
     is_capped = model.capacity_factor is not None
     return Routing(
         num_experts=model.num_experts,
@@ -179,6 +179,7 @@ def _routing(run: RunConfig | None, mesh: Mapping[str, int]) -> Routing | None:
         load=1.0 if is_capped else min(model.expert_load, ways),
         ways=ways,
         is_capped=is_capped,
+        domains=resolve_dispatch(run, layout, fleet).expert_domains or 1,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from meshwright.compiler import installed_versions
-from meshwright.config import Layout, RunConfig, num_stacked_layers
+from meshwright.config import Layout, RunConfig, num_stacked_layers, resolve_dispatch
 from meshwright.measure import Measurement, ResidentGrowth, describe_host
 from meshwright.registry import load_registered
 from meshwright.sharding import mesh_of
@@ -68,7 +68,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         with phases.of("compile"):
             begins, samples = checkpoint is None, _is_sampled(mesh, dataset)
             programs = compile_programs(
-                config,
+                resolve_dispatch(config, request.layout, request.fleet),
                 mesh,
                 platform,
                 begins=begins,

@@ -56,6 +56,7 @@ class Context:
     remat: str
     layer_loop: str = "auto"
     fold_experts: FoldedExperts = "none"
+    expert_domains: int = 1  # fast domains to each of which a token's row is sent once
     zero1: bool = False  # gradients stay sharded over `data` and `context`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits

@@ -25,13 +25,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from meshwright.config import TILE_ROWS
+from meshwright.config import KERNEL_CAPABILITY, KERNEL_WIDTH, TILE_ROWS
 
 from .eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
 
 LEAST_ROWS = 16  # of a tile: a GPU's matrix unit takes no fewer
-LEAST_WIDTH = 16  # a factor of each side of a matrix that the kernels take
-OLDEST = (8, 0)  # the first compute capability, Ampere's, for which Triton compiles
 
 
 class Tiles(NamedTuple):
@@ -303,10 +301,10 @@ def grouping_for(
 ) -> Grouping:  # fmt: skip
     """Return how to multiply `rows` rows of `experts` experts with matrices of these sides on a platform.
 
-    On NVIDIA's GPUs since Ampere kernels do, if both sides have a factor of `LEAST_WIDTH`. The rows of
+    On NVIDIA's GPUs since Ampere kernels do, if both sides have a factor of `KERNEL_WIDTH`. The rows of
     experts with biases begin at tiles, since a bias is added to whole tiles.
     """
-    is_taken = capability >= OLDEST and all(side % LEAST_WIDTH == 0 for side in sides)
+    is_taken = capability >= KERNEL_CAPABILITY and all(side % KERNEL_WIDTH == 0 for side in sides)
     takes_kernels = platform == "cuda" and is_taken
     by_kernel = capability if takes_kernels else None
     return Grouping(

@@ -337,6 +337,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             remat=config.remat,
             layer_loop="keep" if config.waits("parameters") else config.layer_loop,
             fold_experts=config.fold_experts,
+            expert_domains=config.expert_domains or 1,
             zero1=config.zero1,
             offloads=config.waits("activations"),
             fp8=config.precision == "fp8",
