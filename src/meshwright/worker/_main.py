@@ -57,7 +57,6 @@ from meshwright.compiler import (
     writing_cache,
 )
 from meshwright.errors import CompileError, InputError, MeshwrightError
-from meshwright.registry import load_registered
 from meshwright.subprocesses import begin_phase, end_after, guard
 
 from ._assembler import Gate, put_assembler
@@ -385,6 +384,8 @@ def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractCo
 
 def _steps() -> Any:
     """Return the room outside the core that knows steps of users' own, as a module."""
+    from meshwright.registry import load_registered
+
     return load_registered("meshwright.steps", "jax")
 
 

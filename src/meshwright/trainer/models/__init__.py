@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 
 from meshwright import config as _config
-from meshwright.registry import load_registered
 
 from ._base_model import RESIDUAL as RESIDUAL
 from ._base_model import STATELESS as STATELESS
@@ -48,6 +47,8 @@ def model_of(config: _config.ModelKind) -> Model:
     """
     found = MODELS.get(type(config))
     if found is None:
+        from meshwright.registry import load_registered
+
         found = load_registered(TOY_MODELS, config.kind)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(found, tuple):
         found = getattr(import_module(f"{__name__}.{found[0]}"), found[1])

@@ -37,7 +37,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from meshwright.config import MOST_GATHERED_BYTES
-from meshwright.registry import load_registered
 from meshwright.sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin, ring_size
 
 from ._base_model import Context
@@ -168,6 +167,8 @@ def _forward(
         if size == 1:
             result = kernel.forward(_whole(query, key, value, segments, window), True)
             return result._replace(out=result.out.astype(query.dtype))
+        from meshwright.registry import load_registered
+
         over_context = load_registered(*OVER_CONTEXT)
         is_gathered = gathers(key, segments, size)
         return over_context.forward(kernel, size, query, key, value, segments, window, is_gathered)
@@ -203,6 +204,8 @@ def _backward(
             part = _whole(query, key, value, segments, window)
             d_query, d_key, d_value = kernel.backward(part, True, result, d_out)
             return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
+        from meshwright.registry import load_registered
+
         over_context = load_registered(*OVER_CONTEXT)
         inputs = (query, key, value, segments, window, gathers(key, segments, size))
         return over_context.backward(kernel, size, *inputs, result, d_out)

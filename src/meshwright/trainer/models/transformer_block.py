@@ -18,7 +18,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
 from meshwright.config import GLOBAL_ATTENTION, LayerKind, TransformerModel
-from meshwright.registry import load_registered
 from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
@@ -86,6 +85,8 @@ class Block:
         if kind.mixer == "attention":
             declared[self._part] = self._attention_parameters()
         elif kind.mixer is not None:
+            from meshwright.registry import load_registered
+
             declared[kind.mixer] = load_registered(MIXERS, kind.mixer).parameters(c)
         if c.layer_factor:
             factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
@@ -210,6 +211,8 @@ class Block:
 
         def project(x: Array, name: str) -> Array:
             return self._project(x, matrices, mixer, name, context)
+
+        from meshwright.registry import load_registered
 
         mixing = load_registered(MIXERS, mixer)  # a room outside the core
         out = mixing.apply(h, layer[mixer], project, self.config, context, documents)

@@ -39,7 +39,6 @@ from meshwright.config import (
     num_stacked_layers,
     padded_layers,
 )
-from meshwright.registry import load_registered
 from meshwright.sharding import (
     AnyMesh,
     activation_spec,
@@ -122,8 +121,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     shardings = tables.shardings(_by_dims(used, mesh, config.zero1))  # of gradients, while a step computes
     formats, pipeline = grads.sum_formats(used, config.gradient_sum), None
     if mesh.shape.get("stage", 1) > 1:
-        pipeline_of = load_registered("meshwright.pipelines", "stages")  # a room outside the core
-        pipeline = pipeline_of(config, model, used, context_of, shardings, formats)
+        pipeline = _pipeline_of(config, model, used, context_of, shardings, formats)
     sums = partial(_sums_of(config, model, used, context_of(None)), formats=formats)
 
     def loss(
@@ -200,6 +198,13 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
         return x.astype(dtype) if is_cast else x
 
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
+
+
+def _pipeline_of(*parts: Any) -> Any:
+    """Return the pipeline of a run over several stages, by a room outside the core."""
+    from meshwright.registry import load_registered
+
+    return load_registered("meshwright.pipelines", "stages")(*parts)
 
 
 def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> Callable[..., Any]:

@@ -16,7 +16,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright import config as sections
-from meshwright.registry import load_registered
 from meshwright.sharding import axes_of, axis_size, parameter_spec
 from meshwright.trainer.models import Parameter, is_parameter
 
@@ -85,6 +84,8 @@ class _Declared:
         hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
         parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
         arrays, structure = jax.tree.flatten(matrices)
+        from meshwright.registry import load_registered
+
         orthogonal = load_registered("meshwright.muon", "orthogonal")
         return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
 
