@@ -224,9 +224,9 @@ class Plan(Reportable):
             about.append("It reads random tokens: `meshwright train FILE --data PATH` names your own.")
         if run.steps is None:
             about.append("It has no steps: `meshwright train FILE --steps 1000` says when it ends.")
-        from .registry import load_registered
+        from .registry import room
 
-        commented_toml: Any = load_registered("meshwright.key_docs", "commented_toml")
+        commented_toml: Any = room("key_docs").commented_toml
         return commented_toml(run, about="\n".join(about), changed_only=True)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Find what rooms outside the core have registered, by the entry points of the installed package.
 
-The core asks for a group by its name and imports no such room. pyproject.toml says what each group is.
+The core imports no such room. It asks for one by its name (`room`), or for a group of like things to which
+others may add: kinds of program, formats of weights, models, mixers, job files, trackers.
 
 Imports: `errors`. Used by: `reportable`, `config`, `programs`, `trainer`, `api`, `cli`.
 """
@@ -14,6 +15,8 @@ from .errors import InputError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+ROOMS = "meshwright.rooms"
 
 
 @cache
@@ -32,13 +35,26 @@ def registered_names(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
-def registered_module(group: str, name: str) -> str:
-    """Return the name of the module that is registered under one name of a group, and import nothing.
+@cache
+def room(name: str) -> Any:
+    """Return a room outside the core, as a module.
+
+    >>> room("pages").__name__
+    'meshwright.contrib.pages'
 
     Raises:
         InputError: the installed package names none.
     """
-    return _found(group, name).value
+    return load_registered(ROOMS, name)
+
+
+def room_module(name: str) -> str:
+    """Return the name of the module of a room, and import nothing.
+
+    Raises:
+        InputError: the installed package names none.
+    """
+    return _found(ROOMS, name).value
 
 
 def load_registered(group: str, name: str) -> Any:

@@ -48,9 +48,9 @@ class Reportable(OneLine):
         Raises:
             InputError: the file cannot be written.
         """
-        from .registry import load_registered  # a room outside the core draws pages
+        from .registry import room  # a room outside the core draws pages
 
-        page: str = load_registered("meshwright.pages", "page_of")(self)
+        page: str = room("pages").page_of(self)
         if path is not None:
             write_result(Path(path), page)
         return page

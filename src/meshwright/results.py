@@ -275,9 +275,9 @@ class Weighing(Reportable):
         """
         if self.config is None:
             return None
-        from .registry import load_registered  # most screens show none of it
+        from .registry import room  # most screens show none of it
 
-        rule: Any = load_registered("meshwright.rule_of_thumb", "rule_of_thumb")
+        rule: Any = room("rule_of_thumb").rule_of_thumb
         return rule(self.config, self.compiled, self.ledger.memory)
 
     @property
@@ -370,9 +370,9 @@ class Weighing(Reportable):
         if self.fits is not False:
             return ()
         memory = self.refusal or self.ledger.memory
-        from .registry import load_registered  # most screens show none
+        from .registry import room  # most screens show none
 
-        find: Any = load_registered("meshwright.changes", "suggestions")
+        find: Any = room("changes").suggestions
         return find(self.config, self.layout, self.fleet, memory)
 
     def _compiled_fields(self) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, nearest_name
-from meshwright.registry import load_registered, registered_names
+from meshwright.registry import registered_names, room
 
 if TYPE_CHECKING:
     from meshwright.results import Weighing
     from meshwright.trainer.loop import RunFolder
 
-LISTENERS, TRACKERS = "meshwright.listeners", "meshwright.trackers"
+TRACKERS = "meshwright.trackers"
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -44,4 +44,4 @@ def reported(
     """
     if not names or not held.peers.is_first:
         return nullcontext(on_event)
-    return load_registered(LISTENERS, "trackers")(names, weighing, number, held.path, on_event)
+    return room("trackers").reporting(names, weighing, number, held.path, on_event)

@@ -22,7 +22,7 @@ from meshwright.kept_records import KeptRun
 from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
 from meshwright.measure import reconcile as compared
 from meshwright.programs import fleet_of, resolved, weigh_run
-from meshwright.registry import load_registered, registered
+from meshwright.registry import registered, room
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from meshwright.units import format_seconds
 
@@ -145,7 +145,7 @@ def train(
         with KeptRun(held, run, fleet.name, num_steps).ending() as kept, ExitStack() as stack:
             weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
             _add_to_record(kept, weighing, on_event)
-            live_finish = load_registered("meshwright.finishing", "live")
+            live_finish = room("finishing").LiveFinish
             on_event = stack.enter_context(reported(session.trackers, weighing, kept.number, held, on_event))
             live = live_finish(weighing, kept, _listener(weighing, on_event))
             request = RunRequest(
@@ -335,7 +335,7 @@ def _weighing_of(
     If the run is to time its kernels, its step is weighed with products by cuBLAS.
     What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
     """
-    loading_plots = load_registered("meshwright.pages", "loading_plots")
+    loading_plots = room("pages").loading_plots
     if times_kernels:
         run = run.model_copy(update={"autotune_results": None})
     with loading_plots() if peers.is_first else nullcontext():
@@ -443,7 +443,7 @@ class _LivePage:
 def _draw(held: RunFolder, *, is_live: bool = False) -> None:
     """Draw the run's page; one that cannot be drawn is reported like one that cannot be written."""
     try:
-        write_report = load_registered("meshwright.pages", "write_report")
+        write_report = room("pages").write_report
         held.writes.attempt(REPORT, lambda: write_report(held.path, is_live=is_live))
     except Exception as broken:  # a bug in a plot must not end a run of days
         held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"

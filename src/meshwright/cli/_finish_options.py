@@ -75,6 +75,6 @@ def _operations(answers: dict[str, Any]) -> Operated | None:
     """Return how the run is operated; None if no option says anything."""
     if all(answer is None for answer in answers.values()):
         return None
-    from meshwright.registry import load_registered
+    from meshwright.registry import room
 
-    return load_registered("meshwright.finishing", "operations")(**answers)
+    return room("finishing").Operations(**answers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -142,9 +141,9 @@ def train(
     if resume and folder is None:
         config, folder = _run_to_resume(config)
     if restarts:
-        raise typer.Exit(_of_clusters("restarts")(restarts, config, folder))
+        raise typer.Exit(_clusters().run_with_restarts(restarts, config, folder))
     if processes is not None:
-        raise typer.Exit(_of_clusters("processes")(processes, on))
+        raise typer.Exit(_clusters().run_processes(processes, on))
     on = with_reserve(on, reserve)
     from meshwright import Session
     from meshwright import train as run_train
@@ -180,11 +179,11 @@ def train(
     _check_written(run)
 
 
-def _of_clusters(name: str) -> Callable[..., int]:
-    """Return a function of the room outside the core that starts processes, by its name there."""
-    from meshwright.registry import load_registered
+def _clusters() -> Any:
+    """Return the room outside the core that starts processes, as a module."""
+    from meshwright.registry import room
 
-    return load_registered("meshwright.clusters", name)
+    return room("clusters")
 
 
 def _trackers_in(text: str | None) -> tuple[str, ...]:

@@ -206,9 +206,9 @@ def weigh(
 
 
 def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Changes:
-    from meshwright.registry import load_registered
+    from meshwright.registry import room
 
-    return load_registered("meshwright.changes", "explain")(weighing, on_event=on_event)
+    return room("changes").explain(weighing, on_event=on_event)
 
 
 def _fields(made: Sequence[Weighing], changes: Changes | None, all_calls: bool) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _answer_largest(
         InputError: a script or a function is named, whose sequences and batch are its own.
     """
     from meshwright.programs import Configured, program_named
-    from meshwright.registry import load_registered
+    from meshwright.registry import room
 
     if not isinstance(program_named(words), Configured):
         hint = "name a preset, a TOML file or the folder of a model"
@@ -243,7 +243,7 @@ def _answer_largest(
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
-        largest: Callable[..., Largest] = load_registered("meshwright.changes", "largest")
+        largest: Callable[..., Largest] = room("changes").largest
         made = largest(words[0], of, on=on, layout=layout, overrides=overrides, on_event=on_event)
 
     def page() -> tuple[RenderableType, ...]:

@@ -134,9 +134,9 @@ def model_room() -> ModelRoom:
     Raises:
         InputError: the installed package names none.
     """
-    from meshwright.registry import load_registered  # a preset needs none of the others
+    from meshwright.registry import room  # a preset needs none of the others
 
-    return load_registered("meshwright.models", "hub")
+    return room("hub")
 
 
 def text_reading(text: str) -> str:

@@ -168,9 +168,9 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> hardwa
 
 def _probe() -> str:
     """Return the module that measures, which runs in a process of its own: a room outside the core has it."""
-    from meshwright.registry import registered_module  # a weighing for a GPU measures nothing
+    from meshwright.registry import room_module  # a weighing for a GPU measures nothing
 
-    return registered_module("meshwright.probes", "devices")
+    return f"{room_module('calibration')}._probe"
 
 
 def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> hardware.Calibration:

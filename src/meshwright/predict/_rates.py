@@ -484,9 +484,9 @@ def machine_of(
     if measured.chip != fleet.chip.name:
         raise InputError(f"steps measured on {measured.chip}", hint=f"give those of {fleet.chip.name}")
     before = prior_of(machine, fleet, calibration)
-    from meshwright.registry import load_registered  # most users measured nothing
+    from meshwright.registry import room  # most users measured nothing
 
-    fit_factors = load_registered("meshwright.factors", "fit")
+    fit_factors = room("calibration").fit_factors
     factors: Factors = fit_factors(measured, rates_digest(fleet, calibration), before)
     launch_seconds = machine.launch_seconds * factors.of("launch")
     return replace(machine, factors=factors, launch_seconds=launch_seconds)

@@ -92,12 +92,12 @@ class LiveStep(Program):
         facts = settings.run.facts(name_of(self.step))
         if self.rules is not None:
             RulesFile.read(self.rules).register()
-        from meshwright.registry import load_registered
+        from meshwright.registry import room
 
         platform = "cpu" if settings.simulate else fleet.chip.platform
         settings.on_event(Phase(name="tracing"))
         kind = next(iter(fleet.chip.device_kinds), "")
-        steps = load_registered("meshwright.steps", "jax")  # imports jax, as the caller has
+        steps = room("jax_steps")  # imports jax, as the caller has
         lowered = steps.lowered_call(self.step, self.args, self.kwargs, platform, kind)
         return weigh_lowered(
             self.name,
@@ -137,17 +137,17 @@ class NamedStep(Program):
         except TakesNoMesh:
             if settings.layout is not None or settings.overrides or self.rules is not None:
                 raise
-        from meshwright.registry import load_registered  # a function with a mesh needs none of it
+        from meshwright.registry import room  # a function with a mesh needs none of it
 
-        return load_registered("meshwright.functions", "without_mesh")(self.function, fleet, settings, facts)
+        return room("scripts").weigh_function(self.function, fleet, settings, facts)
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:
         """Return the meshes and the arguments that the function declares."""
-        from meshwright.registry import load_registered
+        from meshwright.registry import room
 
         hint = "fix its knobs with --fix KNOB=VALUE"
         settings.refuse(f"{self.function}, which is no configuration,", "overrides", "layout", hint=hint)
         facts = step_facts(settings.run, self.function)
         rules = None if self.rules is None else RulesFile.read(self.rules)
-        function_candidates = load_registered("meshwright.functions", "candidates")
+        function_candidates = room("function_plans").function_candidates
         return function_candidates(self.function, fleet, search, facts, rules)

@@ -59,9 +59,9 @@ class RunLength:
         """Return a weighing that says when its run is finished, if its tokens or its operations are given."""
         if self.tokens is None and self.operations is None:
             return made
-        from meshwright.registry import load_registered  # with what it loads: most weighings ask for no day
+        from meshwright.registry import room  # with what it loads: most weighings ask for no day
 
-        unknown: Callable[[], Operated] = load_registered("meshwright.finishing", "operations")
+        unknown: Callable[[], Operated] = room("finishing").Operations
         return dataclasses.replace(made, operations=self.operations or unknown())
 
     def priced(self, fleet: Fleet) -> Fleet:

@@ -384,9 +384,9 @@ def _surroundings(request: Request, devices: list[Any]) -> contextlib.AbstractCo
 
 def _steps() -> Any:
     """Return the room outside the core that knows steps of users' own, as a module."""
-    from meshwright.registry import load_registered
+    from meshwright.registry import room
 
-    return load_registered("meshwright.steps", "jax")
+    return room("jax_steps")
 
 
 def _kernels_alone(

@@ -25,7 +25,7 @@ from meshwright.config import Problem, input_error
 from meshwright.contrib.sharding_words import Surroundings, does_not_divide, indivisible
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
-from meshwright.registry import load_registered
+from meshwright.registry import room
 from meshwright.worker import callbacks_without_devices, count_traced
 
 from ._arguments import argument_paths
@@ -306,7 +306,7 @@ def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) ->
     """Translate JAX's error about a sharding. Return any other error as it is, with `hint`."""
     if isinstance(failed, jax.errors.UnexpectedTracerError):
         return leak_error(failed, f"{what.removesuffix(' failed')} {place_of(failed, JAX)}".rstrip())
-    sharding_error = load_registered("meshwright.errors", "sharding")
+    sharding_error = room("sharding_words").sharding_error
     translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)
 

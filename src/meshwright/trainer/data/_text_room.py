@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.config import RunConfig
 from meshwright.errors import InputError
-from meshwright.registry import load_registered
+from meshwright.registry import room
 
 from ._order import Dataset
 
@@ -65,7 +65,7 @@ def text_room() -> TextRoom:
     Raises:
         InputError: the installed package names none.
     """
-    return load_registered("meshwright.data", "texts")
+    return room("texts")
 
 
 def image_room() -> ImageRoom:
@@ -74,7 +74,7 @@ def image_room() -> ImageRoom:
     Raises:
         InputError: the installed package names none.
     """
-    return load_registered("meshwright.data", "images")
+    return room("images")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

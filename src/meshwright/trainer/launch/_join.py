@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.registry import load_registered
+from meshwright.registry import room
 
 from ._single_process import SINGLE_PROCESS, SingleProcess
 
@@ -107,7 +107,6 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-CLUSTERS = "meshwright.clusters"  # the entry points of the room outside the core that joins processes
 _HEARTBEAT: list[Any] = []  # of this process, once it has joined others
 
 
@@ -117,7 +116,7 @@ def join(place: Place) -> SingleProcess:
     Raises:
         MeshwrightError: they do not arrive, or jax cannot find out who they are.
     """
-    heartbeat = load_registered(CLUSTERS, "join")(place)
+    heartbeat = room("clusters").join(place)
     if heartbeat is not None:
         _HEARTBEAT.append(heartbeat)
     return processes_of_this_run()
@@ -175,7 +174,7 @@ def _state() -> Any:
 
 @functools.cache
 def _peers(client: Any, index: int, count: int) -> SingleProcess:
-    return load_registered(CLUSTERS, "peers")(client, index, count) if count > 1 else SINGLE_PROCESS
+    return room("clusters").ProcessGroup(client, index, count) if count > 1 else SINGLE_PROCESS
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -30,7 +30,7 @@ from meshwright.compiler import (
     writing_results,
 )
 from meshwright.config import RunConfig
-from meshwright.registry import load_registered
+from meshwright.registry import room
 from meshwright.trainer.step import TrainStep, build_step, whole_parameters
 
 NUM_THREADS = 2  # the step's memory is then added to that of one smaller program
@@ -102,7 +102,7 @@ def compile_programs(
         evaluate = pool.submit(built.evaluate.lower(*evaluated).compile)  # type: ignore[attr-defined]
         sample = None
         if samples:
-            lowered_sample = load_registered("meshwright.samples", "lowered")  # a room outside the core
+            lowered_sample = room("trained").lowered_sample  # a room outside the core
             sample = pool.submit(lowered_sample(config, mesh, parameters).compile)
         step, seconds = stepping.result()
         text = step.as_text()

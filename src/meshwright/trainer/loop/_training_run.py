@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from meshwright.compiler import installed_versions
 from meshwright.config import Layout, RunConfig, num_stacked_layers, resolve_dispatch
 from meshwright.measure import Measurement, ResidentGrowth, describe_host
-from meshwright.registry import load_registered
+from meshwright.registry import room
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import Found, check_match, unread_newest
 from meshwright.trainer.data import Dataset, RandomTokens, TokenReader
@@ -178,7 +178,7 @@ def _ended(
     phases.enter("end")
     sample = None
     if programs.sample is not None and not loop.signal:
-        sample_of = load_registered("meshwright.samples", "drawn")  # a room outside the core
+        sample_of = room("trained").sample_of  # a room outside the core
         sample = sample_of(config, programs.sample, whole_parameters(loop.state), dataset)
         recorder.emit(sample)
     spread, peak = recorder.clock.spread(), memory_in_use(request.devices, "peak_bytes_in_use")

@@ -19,7 +19,7 @@ could not be compiled for a target that is not present.
 Order: with N devices, the sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i (zigzag), so
 that all devices have the same work. Keys and values of whole windows are gathered for one layer at a time
 if that takes little memory, and in layers where a token sees a window. Otherwise, and
-if windows hold several documents, they go round a ring. Both are a room outside the core (`OVER_CONTEXT`).
+if windows hold several documents, they go round a ring. Both are a room outside the core.
 
 Sinks change the output and the log-sum-exp that a kernel has found (`attention_sinks`), so every road but
 splash attention's takes them; on a TPU they run in plain blocks.
@@ -55,7 +55,6 @@ from .attention_blocks import (
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
-OVER_CONTEXT = ("meshwright.attention", "over_context")  # the entry point of the room that has it
 Saved = tuple[Array, Array, Array, Array | None, Array | None, PartResult]
 
 
@@ -167,9 +166,9 @@ def _forward(
         if size == 1:
             result = kernel.forward(_whole(query, key, value, segments, window), True)
             return result._replace(out=result.out.astype(query.dtype))
-        from meshwright.registry import load_registered
+        from meshwright.registry import room
 
-        over_context = load_registered(*OVER_CONTEXT)
+        over_context = room("context_attention")
         is_gathered = gathers(key, segments, size)
         return over_context.forward(kernel, size, query, key, value, segments, window, is_gathered)
 
@@ -204,9 +203,9 @@ def _backward(
             part = _whole(query, key, value, segments, window)
             d_query, d_key, d_value = kernel.backward(part, True, result, d_out)
             return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
-        from meshwright.registry import load_registered
+        from meshwright.registry import room
 
-        over_context = load_registered(*OVER_CONTEXT)
+        over_context = room("context_attention")
         inputs = (query, key, value, segments, window, gathers(key, segments, size))
         return over_context.backward(kernel, size, *inputs, result, d_out)
 

@@ -202,9 +202,9 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
 
 def _pipeline_of(*parts: Any) -> Any:
     """Return the pipeline of a run over several stages, by a room outside the core."""
-    from meshwright.registry import load_registered
+    from meshwright.registry import room
 
-    return load_registered("meshwright.pipelines", "stages")(*parts)
+    return room("pipelines").pipeline_of(*parts)
 
 
 def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> Callable[..., Any]:

@@ -84,9 +84,9 @@ class _Declared:
         hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
         parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
         arrays, structure = jax.tree.flatten(matrices)
-        from meshwright.registry import load_registered
+        from meshwright.registry import room
 
-        orthogonal = load_registered("meshwright.muon", "orthogonal")
+        orthogonal = room("muon").orthogonal
         return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
 
     def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
