@@ -18,12 +18,13 @@ SOURCES := src tests benchmarks examples docs/site
 WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
 	print(max(1, min(os.cpu_count() + 1, m >> 32)))')
 
-.PHONY: help demo demo-weigh test test-torch test-evidence test-again test-wide test-long lint types contract check docs lock clean
+.PHONY: help demo demo-weigh test test-rooms test-torch test-evidence test-again test-wide test-long lint types contract check docs lock clean
 
 help:
 	@echo 'make demo       set up what runs, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
 	@echo 'make demo-weigh only the weighing of it'
-	@echo 'make test       set up and run the tests, but for those of the next two lines'
+	@echo 'make test       set up and run the tests of the core, of README and of docs'
+	@echo 'make test-rooms the tests of the rooms outside the core (contrib), but those of the next line'
 	@echo 'make test-torch what is compared with PyTorch: its modules, eager and as JAX programs, weights of Hugging Face'
 	@echo 'make test-evidence the tests of benchmarks/, of its records and of the pages that are made of them'
 	@echo 'make test-again what may differ on another Python or jax: one case of each test, with annotations checked'
@@ -48,9 +49,13 @@ demo-weigh: $(INSTALLED)
 TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30
 EVERY_TIME := not wide and not long and not gpu
 OF_TORCH := $(wildcard tests/contrib/torch*) tests/contrib/huggingface $(wildcard src/meshwright/contrib/*torch*)
+OF_ROOMS := $(filter-out %__pycache__ $(OF_TORCH),$(wildcard tests/contrib/* src/meshwright/contrib/*))
 
 test: $(TESTABLE)
-	$(TEST) -m '$(EVERY_TIME)' $(addprefix --ignore=,tests/benchmarks $(OF_TORCH))
+	$(TEST) -m '$(EVERY_TIME)' $(addprefix --ignore=,tests/benchmarks tests/contrib src/meshwright/contrib)
+
+test-rooms: $(TESTABLE)
+	$(TEST) -m '$(EVERY_TIME)' $(OF_ROOMS)
 
 test-torch: $(TESTABLE)
 	$(TEST) -m '$(EVERY_TIME)' $(OF_TORCH)

@@ -19,9 +19,8 @@ from pathlib import Path
 from _record import ROOT, write_record
 from _seconds_of_tests import FOLDER
 
-# `make test-evidence` and `make test-torch` run these.
-OF_TORCH = ("contrib/torch", "contrib/torch_eager", "contrib/torch_as_jax", "contrib/huggingface")
-APART = [f"--ignore=tests/{name}" for name in ("benchmarks", *OF_TORCH)]
+# `make test-evidence`, `make test-rooms` and `make test-torch` run these.
+APART = [f"--ignore={name}" for name in ("tests/benchmarks", "tests/contrib", "src/meshwright/contrib")]
 ARGUMENTS = ["-n", "1", "-m", "not wide and not long and not gpu", *APART]
 MOST_TESTS = 60
 
