@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._expert_rows import KERNEL_CAPABILITY as KERNEL_CAPABILITY
-    from ._expert_rows import KERNEL_WIDTH as KERNEL_WIDTH
     from ._expert_rows import TILE_ROWS as TILE_ROWS
     from ._expert_rows import domains_of_experts as domains_of_experts
     from ._expert_rows import reached as reached

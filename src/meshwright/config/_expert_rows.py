@@ -25,10 +25,6 @@ TILE_ROWS = 128
 """The most rows of a tile. Each expert's rows fill whole tiles, the last of them in part.
 
 Of 64 and 128 rows the latter is faster on an H200 even for 256 rows of an expert: 384 and 345 TFLOP/s."""
-KERNEL_WIDTH = 16
-"""A factor that each side of a matrix needs for the kernels of experts."""
-KERNEL_CAPABILITY = (8, 0)
-"""The first compute capability, Ampere's, for which Triton compiles the kernels of experts."""
 LEAST_SPARE = 1 / 8
 """The spare rows of a pair of devices, over its even share, where the shares are large: a choice."""
 SIGMAS = 5.0

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._calibration import measured_attention as measured_attention
     from ._chip import CATALOG as CATALOG
     from ._chip import GIB as GIB
+    from ._chip import KERNEL_CAPABILITY as KERNEL_CAPABILITY
+    from ._chip import KERNEL_WIDTH as KERNEL_WIDTH
     from ._chip import Chip as Chip
     from ._chip import Link as Link
     from ._chip import Slices as Slices

@@ -19,6 +19,10 @@ from meshwright.formats import FORMATS
 from meshwright.units import format_bytes
 
 GIB = 2**30
+KERNEL_WIDTH = 16
+"""A factor that each side of a matrix needs for the kernels of experts, which a matrix unit multiplies."""
+KERNEL_CAPABILITY = (8, 0)
+"""The first compute capability, Ampere's, for which Triton compiles the kernels of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.compiler import Argument, Compiled
-from meshwright.hardware import Chip, Fleet
+from meshwright.hardware import KERNEL_CAPABILITY, KERNEL_WIDTH, Chip, Fleet
 from meshwright.hlo import (
     COLLECTIVES,
     OTHER_EXCHANGES,
@@ -282,8 +282,6 @@ def _looped_experts(executions: Executions, platform: str, chip: Chip) -> Iterat
     looped = [each for each in executions if platform == "cuda" and _LOOPED.search(each.instruction.op_name)]
     if not looped:
         return
-    from meshwright.config import KERNEL_CAPABILITY, KERNEL_WIDTH  # late: few programs need it
-
     if chip.target is not None and chip.target.compute_capability < KERNEL_CAPABILITY:
         yield Finding(
             kind="experts in a loop",

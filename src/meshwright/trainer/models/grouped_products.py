@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from meshwright.config import KERNEL_CAPABILITY, KERNEL_WIDTH, TILE_ROWS
+from meshwright.config import TILE_ROWS
+from meshwright.hardware import KERNEL_CAPABILITY, KERNEL_WIDTH
 
 from .eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
 
