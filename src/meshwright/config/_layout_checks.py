@@ -145,7 +145,9 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 def _domain_problems(config: RunConfig, layout: Layout, axes: Sequence[str]) -> Iterator[Problem]:
     """Yield that the devices of a group of experts do not divide over its fast domains."""
     devices, domains = math.prod(layout.size(axis) for axis in axes), config.expert_domains or 1
-    if devices % domains:
+    if devices == 1 < domains:
+        yield "expert_domains", f"= {domains}, but no axis of the layout splits the experts", "leave it out"
+    elif devices % domains:
         what = f"= {domains} does not divide the {devices} devices of {'*'.join(axes)}"
         yield "expert_domains", what, f"use {or_list(near_divisors(devices, domains))}, or leave it out"
 

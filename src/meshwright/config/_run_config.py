@@ -461,7 +461,7 @@ class RunConfig(Section):
     `context`, as many experts fewer on a device: [layouts](../explanation/layouts.md)."""
     expert_domains: OptionalPositive = None
     """Fast domains (hosts, racks) to each of which a token's row is sent once, for all its experts there.
-    `1` sends a row for each choice, and without a number the fleet says it.
+    `1` sends a row for each choice; by default the fleet and the layout decide.
     Effect: fewer bytes cross the network, and rows are copied once more:
     [layouts](../explanation/layouts.md#experts-in-several-hosts). Unit: domains"""
     state: StateConfig = StateConfig()

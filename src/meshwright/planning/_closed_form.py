@@ -34,7 +34,7 @@ from meshwright.config import (
 )
 from meshwright.predict import Machine, attention_seconds
 
-from ._expert_dispatch import domains_of_dispatch, exchange_seconds
+from ._expert_dispatch import domains_by_candidate, exchange_seconds
 from ._fitted import (
     ATTENTION_BACKWARD,
     BACKWARD_BYTES,
@@ -156,7 +156,7 @@ class Form:
         strides = candidates.strides().astype(float)
         domain = float(machine.devices_per_domain)
         self.members = np.clip(np.floor(domain / strides), 1, sizes)
-        self.domains = domains_of_dispatch(config, machine, sizes, strides, self.expert_axes)
+        self.domains = domains_by_candidate(config, machine, sizes, strides, self.expert_axes)
 
     # Memory
 

@@ -5,13 +5,13 @@ Rows are sent once to each fast domain where `meshwright.config.resolve_dispatch
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import RunConfig, TransformerModel, reached_by, sends_once, sent_rows
+from meshwright.config import RunConfig, TransformerModel, domains_of_dispatch, reached_by, sent_rows
+from meshwright.hardware import CATALOG
 from meshwright.predict import Machine
 
 from ._messages import seconds_of
@@ -19,7 +19,7 @@ from ._messages import seconds_of
 Numbers = NDArray[np.float64]
 
 
-def domains_of_dispatch(
+def domains_by_candidate(
     config: RunConfig, machine: Machine, sizes: Numbers, strides: Numbers, axes: Sequence[int]
 ) -> Numbers:
     """Return to how many domains each candidate sends a token's row once; 1 where it sends them by choice.
@@ -28,23 +28,16 @@ def domains_of_dispatch(
         sizes, strides: of the axes of the mesh, by candidate.
         axes: the axes that split the experts, outermost first.
     """
-    one, model = np.ones(len(sizes)), config.model
-    if not isinstance(model, TransformerModel) or model.num_experts is None or machine.is_tpu:
-        return one
-    if config.expert_domains is not None:
-        return one * config.expert_domains
-    of_domain = float(machine.devices_per_domain)
-    members = np.clip(np.floor(of_domain / strides), 1, sizes)
-    reach = strides * sizes
-    lies_evenly = (strides >= of_domain) | (of_domain % reach == 0) | (reach % of_domain == 0)
-    is_even = lies_evenly[:, axes].all(axis=1)
-    for outer, inner in itertools.combinations(axes, 2):  # the devices of a domain come one after another
-        is_even &= (strides[:, outer] > strides[:, inner]) | (members[:, inner] == sizes[:, inner])
-    found = np.where(is_even, (sizes / members)[:, axes].prod(axis=1), 1.0)
-    for domains in np.unique(found).astype(int).tolist():
-        if domains > 1 and not sends_once(model, domains):
-            found[found == domains] = 1.0
-    return found
+    chip = CATALOG.get(machine.name)
+    if chip is None:
+        return np.ones(len(sizes))
+    rows = np.concatenate([sizes[:, axes], strides[:, axes]], axis=1).astype(int)
+    kinds, place = np.unique(rows, axis=0, return_inverse=True)
+    found = list[int]()
+    for row in kinds.tolist():
+        own = list(zip(row[: len(axes)], row[len(axes) :], strict=True))
+        found.append(domains_of_dispatch(config, own, chip, machine.devices_per_domain))
+    return np.array(found, float)[place.reshape(-1)]
 
 
 def exchange_seconds(

@@ -630,7 +630,7 @@ def _sent_once(again: _Again) -> Iterator[Speedup]:
         what="tokens sent once to each host and device that has any of their experts",
         saving_seconds=again.saving(Variation(sends_once=True)),
         certainty="bound: for uniform choices, as DeepEP and HybridEP send them; our own step sends a row "
-        "once to each host where that is at most three quarters of the rows, and not once to a device",
+        "once to each host (expert_domains) where links make that quicker, and not once to a device",
     )
 
 

@@ -101,10 +101,10 @@ def _nothing_legal(run: RunConfig, fleet: Fleet, space: Space) -> InputError:
         f"{rule} ({count:,})" for rule, count in sorted(space.illegal.items(), key=lambda r: -r[1])
     )
     reasons = reasons or "the sizes that are fixed do not multiply to its devices"
-    return InputError(
-        f"no layout of {run.name} on {fleet.name} is legal: {reasons}",
-        hint=f"fix fewer knobs, or use a batch.sequences (now {run.batch.sequences}) that more sizes divide",
-    )
+    hint = f"fix fewer knobs, or use a batch.sequences (now {run.batch.sequences}) that more sizes divide"
+    if run.expert_domains is not None:
+        hint += "; or leave expert_domains out, which the fleet and the layout then choose"
+    return InputError(f"no layout of {run.name} on {fleet.name} is legal: {reasons}", hint=hint)
 
 
 def changes_for_tokens(run: RunConfig, tokens: float | str | None) -> tuple[dict[str, int], tuple[str, ...]]:
