@@ -1,5 +1,5 @@
-"""Kinds of program and formats that stand beside the core.
+"""Hold what the core can do without, one room for each thing.
 
-A room here may import the core. The core imports none of them: each registers itself by an entry point. Each
-has its own tests and its own extra.
+A room may import the core. The core imports none of them: it asks for one by its name (`registry`), which
+pyproject.toml lists as an entry point. Each room has its own tests, which `make test-rooms` runs.
 """
