@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
-from meshwright.config import FIRST_LAYERS, LoraConfig, TransformerModel
+from meshwright.config import FIRST_LAYERS, TransformerModel
 from meshwright.sharding import look_up, num_shards, token_axes
 
 from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree
@@ -28,7 +28,7 @@ class Transformer(Model):
 
     def __init__(self, config: TransformerModel) -> None:
         super().__init__(config)
-        self._stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
+        self.stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
         self._further = None
         if config.mtp_layers:
             from .further_tokens import FurtherTokens
@@ -54,7 +54,7 @@ class Transformer(Model):
         declared: Tree = {"embedding": embedding, "final_norm": norm_parameters(c)}
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
-        declared |= {name: stack.parameters() for name, stack in self._stacks.items()}
+        declared |= {name: stack.parameters() for name, stack in self.stacks.items()}
         declared |= {} if self._further is None else self._further.parameters()
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
@@ -62,7 +62,7 @@ class Transformer(Model):
 
     def layers_with(self, stretch: str, part: str) -> list[int]:
         """Return the layers, from 0, that the rows of one part of a stretch's blocks belong to."""
-        return self._stacks[stretch].layers_with(part)
+        return self.stacks[stretch].layers_with(part)
 
     @property
     def _rows_of_embedding(self) -> str:
@@ -77,11 +77,7 @@ class Transformer(Model):
         """
         if self.config.unroll or {"fsdp", "expert"} & set(token_axes(context.mesh)):
             return ()
-        return tuple(name for name, stack in self._stacks.items() if not stack.unrolls(context))
-
-    def adapters(self, lora: LoraConfig) -> Tree:
-        """Declare the adapters of the layers."""
-        return {name: stack.adapters(lora) for name, stack in self._stacks.items()}
+        return tuple(name for name, stack in self.stacks.items() if not stack.unrolls(context))
 
     def hidden(
         self, parameters: Tree, tokens: Array, context: Context, segments: Array | None = None
@@ -96,7 +92,7 @@ class Transformer(Model):
         documents = self._documents(segments, context)
         x = self._embedded(parameters, tokens, context, documents)
         balances: list[Balance | None] = []
-        for name, stack in self._stacks.items():
+        for name, stack in self.stacks.items():
             x, balance = stack.apply(parameters[name], x, context, documents)
             balances.append(balance)
         return self._normed(parameters, x, context), joined(balances)
@@ -213,7 +209,7 @@ class Transformer(Model):
     @property
     def _shared(self) -> LayerStack:
         """The layers that stages share."""
-        return self._stacks["layers"]
+        return self.stacks["layers"]
 
     def for_layers(self, batch: Batch, context: Context) -> Documents | None:
         """Return the documents of a batch's windows; None if each is one."""
@@ -221,7 +217,7 @@ class Transformer(Model):
 
     def first_layers(self, parameters: Tree, x: Array, used: Documents | None, context: Context) -> Array:
         """Apply the layers that have no experts, before those that have."""
-        return self._stacks[FIRST_LAYERS].apply(parameters[FIRST_LAYERS], x, context, used)[0]
+        return self.stacks[FIRST_LAYERS].apply(parameters[FIRST_LAYERS], x, context, used)[0]
 
     def apply_group(
         self, layers: list[Tree], x: Array, documents: Documents | None, context: Context, first: Array
