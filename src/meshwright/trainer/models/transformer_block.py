@@ -125,9 +125,7 @@ class Block:
             matrices["output_gate"] = matrices["query"]
         declared: dict[str, Parameter] = {}
         if c.latent_rank is not None:
-            from .latent_attention import latent_parameters
-
-            declared, matrices = latent_parameters(c), {}
+            declared, matrices = room("latent_attention").latent_parameters(c), {}
         with_bias = {"query", "key", "value"} if c.qkv_bias else set[str]()
         with_bias = set(matrices) if c.bias else with_bias | {"output"} if c.output_bias else with_bias
         declared |= _products(matrices, sizes, with_bias)
@@ -264,10 +262,9 @@ class Block:
             return self._project(x, layer, self._part, name, context)
 
         if c.latent_rank is not None:
-            from .latent_attention import latent_projections
-
             turns = turns_of(c, sequence_length(h.shape[1], context.mesh)) if is_turned else None
-            return latent_projections(h, layer[self._part], project, turns, places, c, context)
+            held = layer[self._part]
+            return room("latent_attention").latent_projections(h, held, project, turns, places, c, context)
         query, key = (project(h, name) for name in ("query", "key"))
         value = key if c.global_key_is_value else project(h, "value")
         if c.value_norm:
