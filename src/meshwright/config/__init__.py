@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import value_meant as value_meant
     from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
-    from ._lora import TARGETS as TARGETS
     from ._lora import LoraConfig as LoraConfig
     from ._model_kind import ModelKind as ModelKind
     from ._model_kind import ModelSizes as ModelSizes

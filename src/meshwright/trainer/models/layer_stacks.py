@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from meshwright.config import LoraConfig, Stretch, TransformerModel, block_policies
+from meshwright.config import Stretch, TransformerModel, block_policies
 from meshwright.sharding import axis_size, num_shards, ring_size
 
 from ._base_model import Context, Parameter, Tree, is_parameter
@@ -44,17 +44,10 @@ class LayerStack:
 
     def parameters(self) -> Tree:
         """Return the declarations of all layers: stacked by the blocks' parts, or a list if unrolled."""
-        return self._of_layers([block.declared for block in self.period])
+        return self.of_layers([block.declared for block in self.period])
 
-    def adapters(self, lora: LoraConfig) -> Tree:
-        """Return the declarations of the layers' adapters."""
-        from .adapters import adapter_parameters
-
-        return self._of_layers(
-            [adapter_parameters(block.declared, self.config, lora) for block in self.period]
-        )
-
-    def _of_layers(self, period: list[Tree]) -> Tree:
+    def of_layers(self, period: list[Tree]) -> Tree:
+        """Return declarations of all layers from those of one period's blocks."""
         count = self.stretch.num_layers
         if self.config.unroll:
             return [period[layer % len(period)] for layer in range(count)]

@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._build import build_step as build_step
     from ._build import whole_over_replicas as whole_over_replicas
     from ._build import whole_parameters as whole_parameters
-    from ._eight_bits import codes_of as codes_of
-    from ._eight_bits import values_of as values_of
     from ._gradients import FIRST_SCALE as FIRST_SCALE
     from ._gradients import FORMATS as FORMATS
     from ._gradients import GOOD_STEPS as GOOD_STEPS
@@ -28,7 +26,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._gradients import only_axes as only_axes
     from ._gradients import rows_spec as rows_spec
     from ._gradients import without_axes as without_axes
+    from ._matrices import MatrixDims as MatrixDims
     from ._matrices import merged_entry as merged_entry
+    from ._optimizer import EightBits as EightBits
     from ._optimizer import by_matrix as by_matrix
     from ._optimizer import is_hidden_matrix as is_hidden_matrix
     from ._optimizer import is_matrix as is_matrix

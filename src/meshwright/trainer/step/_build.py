@@ -39,6 +39,7 @@ from meshwright.config import (
     num_stacked_layers,
     padded_layers,
 )
+from meshwright.registry import room
 from meshwright.sharding import (
     AnyMesh,
     activation_spec,
@@ -55,9 +56,6 @@ from meshwright.trainer.models import (
     initial_parameters,
     is_parameter,
     model_of,
-    quantised_declarations,
-    quantised_parameters,
-    with_adapters,
     with_experts_over,
 )
 
@@ -129,7 +127,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     ) -> tuple[Array, Outcome]:
         context = replace(context_of(key), sums=sums, held=frozen if holds else None)
         if frozen is not None and not holds:
-            parameters = with_adapters(frozen, parameters)
+            parameters = whole_parameters({"frozen": frozen, "parameters": parameters})
         return model.loss(parameters, model_state, batch, context)
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
@@ -202,8 +200,6 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
 
 def _pipeline_of(*parts: Any) -> Any:
     """Return the pipeline of a run over several stages, by a room outside the core."""
-    from meshwright.registry import room
-
     return room("pipelines").pipeline_of(*parts)
 
 
@@ -228,7 +224,8 @@ def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> C
 
 def whole_parameters(state: Tree) -> Tree:
     """Return all parameters with which the model computes: those that are trained, and the frozen ones."""
-    return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
+    trained = state["parameters"]
+    return room("lora").with_adapters(state["frozen"], trained) if "frozen" in state else trained
 
 
 def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree, Tree]:
@@ -261,10 +258,8 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             for name in changes if name in declared
         }  # fmt: skip
         return None, {**declared, **changed}
-    frozen = whole
-    if config.lora.base == "nf4":
-        frozen = quantised_declarations(frozen)
-    return frozen, model.adapters(config.lora)
+    adapters = room("lora")
+    return adapters.frozen_declarations(config, whole), adapters.adapter_declarations(model, config.lora)
 
 
 def _init_of(
@@ -306,11 +301,9 @@ def _without_padding(num_layers: int, declared: Parameter, x: Array) -> Array:
 
 def _frozen_parameters(config: RunConfig, model: Model, root: Key[Array, ""]) -> Tree:
     """Return the frozen parameters of a new run, drawn as if they were trained, in their format."""
-    base, declared = config.lora.base, model.parameters()
-    dtype = jnp.float32 if base == "fp32" else grads.FORMATS[config.precision]
+    declared = model.parameters()
     drawn = initial_parameters(declared, jax.random.fold_in(root, 0))
-    drawn = jax.tree.map(lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter)
-    return quantised_parameters(drawn) if base == "nf4" else drawn
+    return room("lora").frozen_parameters(config, declared, drawn)
 
 
 def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) -> dict[str, Array]:

@@ -23,8 +23,7 @@ from meshwright.trainer.models import Parameter, is_parameter
 from meshwright.trainer.models.host_layers import in_space
 
 from . import _state_formats as _formats
-from ._eight_bits import is_eight_bits
-from ._optimizer import optimizer_of, parameters_by_path
+from ._optimizer import is_eight_bits, optimizer_of, parameters_by_path
 
 Tree = Any
 ON_HOST = ("optimizer", "master")  # what `offload = "optimizer"` keeps there
