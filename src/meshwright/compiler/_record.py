@@ -198,9 +198,9 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cud
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
 SOURCES = (
-    "compiler", "config", "contrib/context_attention", "contrib/jax_steps", "contrib/muon",
-    "contrib/pipelines", "contrib/state_mixers", "contrib/toy_models", "hlo", "sharding", "trainer/models",
-    "trainer/step", "worker",
+    "compiler", "config", "contrib/context_attention", "contrib/jax_steps",
+    "contrib/linear_algebra", "contrib/muon", "contrib/pipelines", "contrib/state_mixers",
+    "contrib/toy_models", "hlo", "sharding", "trainer/models", "trainer/step", "worker",
 )  # fmt: skip
 
 
