@@ -14,15 +14,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.compiler import cache_root, warm_workers
+from meshwright.compiler import warm_workers
 from meshwright.config import Overrides, RunConfig
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet, list_price
+from meshwright.hardware import Fleet
 from meshwright.kept_records import keep_plan
 from meshwright.planned import STOPPED, Plan, Planned, PlanProgress
 from meshwright.planning import values_by_knob
@@ -195,7 +194,8 @@ def _planned_on(asked: _Asked, fleet: Fleet, *, is_largest: bool = True) -> Plan
     if length.price_per_device_hour is not None:
         fleet = length.priced(fleet)
     elif fleet.price_per_device_hour is None:
-        fleet, price = _priced(fleet)
+        with_list_price: Callable[[Fleet], tuple[Fleet, str]] = room("prices").with_list_price
+        fleet, price = with_list_price(fleet)
     candidates = asked.candidates(fleet)
     runner = asked.runner(candidates, fleet)
     if not is_largest and runner.search.probability_of_fitting().max() < LEAST_HOPE:
@@ -241,14 +241,6 @@ def _with_layers_on_host(asked: _Asked, fleet: Fleet, made: Plan, num_workers: i
         candidates=(*made.candidates, *more.candidates),
         notes=(*made.notes, *([HELD_NOTE] if more.winner is not None else [])),
     )
-
-
-def _priced(fleet: Fleet) -> tuple[Fleet, str]:
-    """Return the fleet with a list price if it has none and one is known, and where that price comes from."""
-    found = list_price(fleet.chip.name, datetime.now(UTC).date(), refreshed=cache_root() / "prices.toml")
-    if found is None:
-        return fleet, ""
-    return dataclasses.replace(fleet, price_per_device_hour=found.usd_per_device_hour), found.words
 
 
 def _first_fit(asked: _Asked, num_workers: int, fleet: Fleet, knobs: Knobs, words: str) -> Planned | None:
