@@ -43,18 +43,16 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import Overrides as Overrides
     from ._load import is_huggingface as is_huggingface
     from ._load import is_own_configuration as is_own_configuration
-    from ._load import keys_named as keys_named
     from ._load import known_keys as known_keys
     from ._load import load_config as load_config
     from ._load import model_room as model_room
-    from ._load import names_elsewhere as names_elsewhere
     from ._load import overridden as overridden
     from ._load import override_pairs as override_pairs
     from ._load import preset_about as preset_about
     from ._load import preset_names as preset_names
+    from ._load import run_of_preset as run_of_preset
     from ._load import text_reading as text_reading
     from ._load import trainable as trainable
-    from ._load import value_meant as value_meant
     from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import LoraConfig as LoraConfig
@@ -99,6 +97,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_config import TokenFormat as TokenFormat
     from ._run_config import holds_nothing as holds_nothing
     from ._section import LARGEST as LARGEST
+    from ._section import PROBLEMS as PROBLEMS
     from ._section import PositiveFloat as PositiveFloat
     from ._section import Problem as Problem
     from ._section import Section as Section

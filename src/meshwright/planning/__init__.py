@@ -33,7 +33,5 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._suggestions import HandRow as HandRow
     from ._suggestions import RuleOfThumb as RuleOfThumb
     from ._suggestions import Suggestion as Suggestion
-    from ._suggestions import fleet_times as fleet_times
-    from ._suggestions import smaller_fleets as smaller_fleets
 
 __getattr__, __dir__ = names_on_first_use(__name__)
