@@ -170,7 +170,7 @@ def config(draw: Draw, folder: Path) -> Any:
     """A model's config.json, a run's, or a TOML file: of a run, of measured steps, of prices."""
     from meshwright.config import load_config, overridden
     from meshwright.contrib.calibration import measured_steps_in
-    from meshwright.hardware import list_prices
+    from meshwright.contrib.prices import list_prices
 
     kind = draw.choice(("model", "model", "run", "toml", "override", "steps", "prices"))
     if kind in ("steps", "prices"):

@@ -14,9 +14,9 @@ from meshwright.compiler import RulesFile
 from meshwright.config import load_config
 from meshwright.contrib.calibration import kineto_step, xplane_events
 from meshwright.contrib.huggingface import WeightFiles
+from meshwright.contrib.prices import list_prices
 from meshwright.contrib.texts import open_tokenizer, tokenize
 from meshwright.errors import InputError
-from meshwright.hardware import list_prices
 from meshwright.trainer.data import open_data
 
 STRANGE: dict[str, Callable[[Path], object]] = {

@@ -10,7 +10,8 @@ import re
 import textwrap
 from typing import Any
 
-from meshwright.config import RunConfig, names_elsewhere, variants
+from meshwright.config import RunConfig, variants
+from meshwright.contrib.config_words import names_elsewhere
 from meshwright.contrib.key_docs import KeyDoc, key_docs, texts_of
 
 WIDTH = 114  # columns

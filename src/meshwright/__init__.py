@@ -16,7 +16,6 @@ from .lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
     from .api._plan import plan as plan
-    from .api._plan import plan_fleets as plan_fleets
     from .api._train import Session as Session
     from .api._train import train as train
     from .api._weigh import weigh as weigh
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from .contrib.explain import Explanation as Explanation
     from .contrib.explain import explain_file as explain_file
     from .contrib.finishing import Operations as Operations
+    from .contrib.fleet_plans import FleetPlans as FleetPlans
+    from .contrib.fleet_plans import plan_fleets as plan_fleets
     from .contrib.gate import Gate as Gate
     from .contrib.gate import Limits as Limits
     from .contrib.gate import Reading as Reading
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from .ledger import MultiplyAdds as MultiplyAdds
     from .ledger import register_call as register_call
     from .measure import probe as probe
-    from .planned import FleetPlans as FleetPlans
     from .planned import Plan as Plan
     from .planned import Planned as Planned
     from .programs import Program as Program

@@ -1,9 +1,10 @@
-"""Define what `plan` and `plan_fleets` return, and the event that they emit.
+"""Define what `plan` returns, and the event that it emits.
 
 A `Planned` is a candidate that was compiled; a `Plan` holds those of one fleet, and the weighing of the best.
 They print as their reports, as all results do.
 
-Imports: `results`, `config`, `hardware`, `predict`. Used by: `report`, `api` and `cli`.
+Imports: `results`, `config`, `hardware`, `predict`. Used by: `report`, `api`, `cli` and
+`contrib.fleet_plans`.
 """
 
 from __future__ import annotations
@@ -268,55 +269,6 @@ def _complexity(candidate: Planned) -> tuple[int, int]:
         not str(chosen.get("remat", "")).startswith("save:"),
     )
     return several, plain.count(False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FleetPlans(Reportable):
-    """Plans of the same run for several fleets.
-
-    `refused`: fleets for which no plan could be made, each with the reason.
-    """
-
-    plans: tuple[Plan, ...]
-    refused: dict[str, str]
-
-    @property
-    def ranked(self) -> tuple[Plan, ...]:
-        """Plans by the seconds of their best step, the fastest first; then those where nothing fits."""
-
-        def seconds(plan: Plan) -> float:
-            if plan.winner is None or plan.winner.step_seconds is None:
-                return math.inf
-            return plan.winner.step_seconds.expected
-
-        return tuple(sorted(self.plans, key=seconds))
-
-    @property
-    def fastest(self) -> Plan | None:
-        """Plan with the shortest step; None if nothing fits on any fleet."""
-        return next((plan for plan in self.ranked if plan.winner is not None), None)
-
-    @property
-    def cheapest(self) -> Plan | None:
-        """Plan with the lowest price of a step; None if no fleet on which something fits has a price."""
-        priced = [plan for plan in self.ranked if plan.price_per_step is not None]
-        return min(priced, key=lambda plan: plan.price_per_step or 0.0, default=None)
-
-    @property
-    def interrupted(self) -> bool:
-        """Tell whether Ctrl-C ended the search."""
-        return any(plan.interrupted for plan in self.plans)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --fleets --json` prints (docs/how-to/planning.md)."""
-        fastest, cheapest = self.fastest, self.cheapest
-        return {
-            "schema": PLAN_SCHEMA,
-            "fastest": None if fastest is None else fastest.fleet.name,
-            "cheapest": None if cheapest is None else cheapest.fleet.name,
-            "refused": self.refused,
-            "plans": [plan.to_dict() for plan in self.ranked],
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

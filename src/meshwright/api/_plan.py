@@ -4,34 +4,33 @@ A program says what it can choose from. Each candidate of a run has bounds and a
 most promising are compiled side by side in worker processes, through the cache, until the budget is spent or
 nothing promises a saving. Only a compiled candidate is ever recommended.
 
-Imports: `_plan_runner`, `programs`, `planning`. Used by: `cli`, and users as `mw.plan`, `mw.plan_fleets`.
+Imports: `_plan_runner`, `programs`, `planning`. Used by: `cli`, and users as `mw.plan`;
+`contrib.fleet_plans`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from meshwright.compiler import cache_root, warm_workers
+from meshwright.compiler import warm_workers
 from meshwright.config import Overrides, RunConfig
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet, list_price
+from meshwright.hardware import Fleet
 from meshwright.kept_records import keep_plan
-from meshwright.planned import STOPPED, FleetPlans, Plan, PlanProgress
-from meshwright.planning import fleet_times, smaller_fleets, values_by_knob
+from meshwright.planned import STOPPED, Plan, Planned, PlanProgress
+from meshwright.planning import values_by_knob
 from meshwright.programs import REST, Candidates, Program, RunLength, Settings, fleet_of, program_of
+from meshwright.registry import room
 from meshwright.results import Change, ignore
 
 from ._plan_runner import CandidateRunner, end_of, usual_workers
 
-MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
 LAYERS_WAIT = ("state", "all")  # values of `offload`
@@ -39,9 +38,11 @@ HELD_NOTE = "the layers' parameters wait in the hosts' memory, for nothing else 
 NOT_LOOKED_FOR = (
     "a larger fleet, or a knob less, was not tried: the plan's time is over; give it a larger --budget"
 )
-LEAST_BUDGET = 1.0  # seconds for one of several fleets, when those before it have spent all
 
 Search = Mapping[str, Any] | Sequence[str]
+Knobs = Mapping[str, Sequence[str]]  # the values of each, as text
+CheckSizes = Callable[[set[int]], None]
+FirstFit = Callable[[Fleet, Knobs, str], Planned | None]
 
 
 @warm_workers()
@@ -106,66 +107,8 @@ def plan(
     if not smallest_fleet:
         made = _planned_on(asked, fleet)
     else:
-        fleets = tuple(smaller_fleets(fleet))
-        asked.program.check_same_step({each.num_devices for each in fleets}, overrides)
-        made = _smallest(asked, fleets)
+        made = _other_fleets().smallest(fleet, asked.check_sizes, partial(_planned_on, asked))
     return keep_plan(asked.operated(made))
-
-
-@warm_workers()
-def plan_fleets(
-    program: Program | RunConfig | str | Path,
-    *,
-    on: Sequence[str | Fleet],
-    search: Search = (),
-    overrides: Overrides = (),
-    run: RunLength | None = None,
-    budget_seconds: float = 60.0,
-    on_event: Callable[[PlanProgress], None] = ignore,
-) -> FleetPlans:
-    """Plan the same program for several fleets, and compare them by the time and the cost of a step.
-
-    A fleet for which no plan can be made (its compiler is not installed, say) is listed with the reason.
-
-    Args:
-        program, search, overrides, on_event: as for `plan`.
-        on: the fleets. Each gets an equal share of what is left of the budget.
-        run: the tokens of the whole run. It has no price, which would be one for different chips.
-        budget_seconds: of all fleets together.
-
-    Raises:
-        InputError: no fleet is named, one is named twice, a price is given, the step is another one on each
-            fleet, or no plan can be made for any.
-
-    >>> made = plan_fleets("linear", on=["2xH100", "2xA100-80GB"], budget_seconds=2)
-    >>> made.fastest.fleet.name in ("2xH100", "2xA100-80GB")
-    True
-    """
-    fleets = [fleet_of(each) for each in on]
-    if not fleets or len({each.name for each in fleets}) < len(fleets):
-        raise InputError("name each fleet once", hint="--fleets 64xH100,32xB200")
-    if run is not None and run.price_per_device_hour is not None:
-        raise InputError(
-            "one price cannot be that of different fleets",
-            hint="leave it out: list prices are used; in Python a Fleet may carry its own price",
-        )
-    found = program_of(program)
-    found.check_same_step({each.num_devices for each in fleets}, overrides)
-    plans: list[Plan] = []
-    refused: dict[str, InputError] = {}
-    ends = time.monotonic() + budget_seconds
-    how: dict[str, Any] = {"search": search, "overrides": overrides, "run": run, "on_event": on_event}
-    for place, fleet in enumerate(fleets):
-        share = max((ends - time.monotonic()) / (len(fleets) - place), LEAST_BUDGET)
-        try:
-            plans.append(plan(found, on=fleet, budget_seconds=share, **how))
-        except InputError as why:
-            refused[fleet.name] = why
-        if plans and plans[-1].interrupted:
-            break
-    if not plans:
-        raise next(iter(refused.values()))
-    return FleetPlans(plans=tuple(plans), refused={name: why.message for name, why in refused.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +120,7 @@ class _Asked:
 
     program: Program
     settings: Settings
-    search: Mapping[str, Sequence[str]]
+    search: Knobs
     on_event: Callable[[PlanProgress], None]
     started: float
     ends: float
@@ -188,6 +131,10 @@ class _Asked:
         if made.best is None:
             return made
         return dataclasses.replace(made, best=self.settings.run.operated(made.best))
+
+    def check_sizes(self, sizes: set[int]) -> None:
+        """Raise if the step is another one on fleets of these numbers of devices."""
+        self.program.check_same_step(sizes, self.settings.overrides)
 
     def candidates(self, fleet: Fleet) -> Candidates:
         """Return what the program can choose from on a fleet."""
@@ -220,16 +167,38 @@ def _by_knob(search: Search) -> dict[str, tuple[str, ...]]:
     return {**named, **({REST: ()} if REST in texts else {})}
 
 
-def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
-    """Return the plan for one fleet; without compiling if no candidate fits with probability `least_hope`."""
+class _OtherFleets(Protocol):
+    """Plans for fleets of other sizes: a room outside, which an entry point names."""
+
+    def smallest(self, largest: Fleet, check_sizes: CheckSizes, planned_on: Callable[..., Plan]) -> Plan:
+        """Return the plan for the first fleet up to `largest` on which a compiled candidate fits."""
+        ...
+
+    def what_would_fit(
+        self, fleet: Fleet, knobs: Knobs, check_sizes: CheckSizes, first_fit: FirstFit
+    ) -> tuple[Change, ...]:
+        """Return a knob that need not be fixed, and a larger fleet, with which something fits."""
+        ...
+
+
+def _other_fleets() -> _OtherFleets:
+    return room("fleet_plans")
+
+
+def _planned_on(asked: _Asked, fleet: Fleet, *, is_largest: bool = True) -> Plan:
+    """Return the plan for one fleet.
+
+    Unless it is the largest that may be had, nothing is compiled where no candidate is likely to fit.
+    """
     price, length = "", asked.settings.run
     if length.price_per_device_hour is not None:
         fleet = length.priced(fleet)
     elif fleet.price_per_device_hour is None:
-        fleet, price = _priced(fleet)
+        with_list_price: Callable[[Fleet], tuple[Fleet, str]] = room("prices").with_list_price
+        fleet, price = with_list_price(fleet)
     candidates = asked.candidates(fleet)
     runner = asked.runner(candidates, fleet)
-    if least_hope and runner.search.probability_of_fitting().max() < least_hope:
+    if not is_largest and runner.search.probability_of_fitting().max() < LEAST_HOPE:
         return runner.plan("no candidate is likely to fit")
     runner.begin_with_simplest()
     ended = runner.search_until_done(workers := usual_workers())
@@ -242,8 +211,9 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
     tried = runner.planned or not made.num_open
     if made.winner is None and tried and not made.interrupted:
         made = _with_layers_on_host(asked, fleet, made, workers)
-        if made.winner is None and not made.interrupted and not least_hope:
-            found = _what_would_fit(asked, fleet, candidates, workers)
+        if made.winner is None and not made.interrupted and is_largest:
+            first_fit = partial(_first_fit, asked, workers)
+            found = _other_fleets().what_would_fit(fleet, candidates.knobs, asked.check_sizes, first_fit)
             notes = (*made.notes, *([] if found or time.monotonic() < asked.ends else [NOT_LOOKED_FOR]))
             made = dataclasses.replace(made, suggestions=found, notes=notes)
     return dataclasses.replace(made, seconds=time.monotonic() - asked.started)
@@ -273,95 +243,26 @@ def _with_layers_on_host(asked: _Asked, fleet: Fleet, made: Plan, num_workers: i
     )
 
 
-def _smallest(asked: _Asked, fleets: Sequence[Fleet]) -> Plan:
-    """Return the plan for the first fleet on which a compiled candidate fits; `fleets`: the smallest first.
+def _first_fit(asked: _Asked, num_workers: int, fleet: Fleet, knobs: Knobs, words: str) -> Planned | None:
+    """Return a compiled candidate that fits a fleet with knobs; None if none is found.
+
+    Args:
+        words: what is tried.
 
     Raises:
-        InputError: no plan can be made for any of the fleets.
+        KeyboardInterrupt: Ctrl-C ended the search.
     """
-    smaller: dict[str, str] = {}
-    last: InputError | None = None
-    for fleet in fleets:
-        is_largest = fleet.name == fleets[-1].name
-        try:
-            made = _planned_on(asked, fleet, 0.0 if is_largest else LEAST_HOPE)
-        except InputError as why:
-            smaller[fleet.name], last = why.message, why
-            continue
-        made = dataclasses.replace(made, smaller=dict(smaller))
-        if made.winner is not None or made.interrupted or is_largest:
-            return made
-        compiled = sum(not candidate.failed for candidate in made.candidates)
-        tried = f"none of {compiled} compiled candidates fits" if compiled else made.ended
-        smaller[fleet.name] = tried
-    assert last is not None, "the largest fleet has a plan or an error"
-    raise last
-
-
-def _priced(fleet: Fleet) -> tuple[Fleet, str]:
-    """Return the fleet with a list price if it has none and one is known, and where that price comes from."""
-    found = list_price(fleet.chip.name, datetime.now(UTC).date(), refreshed=cache_root() / "prices.toml")
-    if found is None:
-        return fleet, ""
-    return dataclasses.replace(fleet, price_per_device_hour=found.usd_per_device_hour), found.words
-
-
-def _what_would_fit(
-    asked: _Asked, fleet: Fleet, candidates: Candidates, num_workers: int
-) -> tuple[Change, ...]:
-    """Return the first knob that need not be fixed, and the smallest larger fleet, with which something fits.
-
-    Each is compiled, and fits. Fleets are doubled, up to `MOST_DOUBLINGS` times. All that is tried takes what
-    is left of the plan's time, and no longer; Ctrl-C ends it too.
-    """
-    knobs = candidates.knobs
-    released = [
-        (f"--fix {name}=... left out", fleet, {k: v for k, v in knobs.items() if k != name}) for name in knobs
-    ]
-    larger = [fleet_times(fleet, 2**power) for power in range(1, MOST_DOUBLINGS + 1)]
-    sizes = {each.num_devices for each in (fleet, *larger) if each}
-    try:
-        asked.program.check_same_step(sizes, asked.settings.overrides)
-    except InputError:  # on another number of devices it would be another step
-        larger = []
-    grown = [(each.options, each, knobs) for each in larger if each]
-    found: list[Change] = []
-    with contextlib.suppress(KeyboardInterrupt):
-        for options in (released, grown):
-            tried = (_first_fit(asked, *option, num_workers) for option in options)
-            found += [change for change in itertools.islice(filter(None, tried), 1)]
-    return tuple(found)
-
-
-def _first_fit(
-    asked: _Asked, arguments: str, fleet: Fleet, knobs: Mapping[str, Sequence[str]], num_workers: int
-) -> Change | None:
-    """Return a change of fleet or knobs with a compiled candidate that fits; None if none is found."""
     runner = _runner_of_rest(asked, fleet, knobs)
     if runner is None:
         return None
-    runner.stops_at_first_fit, runner.of = True, f"what fits with {arguments}"
+    runner.stops_at_first_fit, runner.of = True, f"what fits with {words}"
     best = runner.plan(ended := runner.search_until_done(num_workers)).winner
     if ended == STOPPED:
         raise KeyboardInterrupt
-    if best is None or best.step_seconds is None:
-        return None
-    return Change(
-        arguments=arguments,
-        effect=f"{best.layout}, {best.settings} then fits",
-        reserved_bytes=best.reserved_bytes,
-        saved_bytes=None,
-        fits=True,
-        extra_executed_flops=None,
-        step_seconds=best.step_seconds.expected,
-        extra_seconds=None,
-        failed="",
-    )
+    return best
 
 
-def _runner_of_rest(
-    asked: _Asked, fleet: Fleet, knobs: Mapping[str, Sequence[str]]
-) -> CandidateRunner | None:
+def _runner_of_rest(asked: _Asked, fleet: Fleet, knobs: Knobs) -> CandidateRunner | None:
     """Return a search for what is left of the plan's time.
 
     None if nothing is left, or no candidate is legal or likely to fit.

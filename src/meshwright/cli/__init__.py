@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ._console import say_readings as say_readings
     from ._console import show as show
     from ._console import table as table
+    from ._plan_progress import end_search as end_search
+    from ._plan_progress import ended_by_signals as ended_by_signals
+    from ._plan_progress import plan_progress as plan_progress
     from ._progress import bars as bars
     from ._progress import own_command_for_children as own_command_for_children
     from ._train_command import OnOption as OnOption

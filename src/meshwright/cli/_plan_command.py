@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +11,11 @@ import typer
 
 from meshwright.errors import InputError, nearest_name
 
-from ._console import SIGNAL_BASE, JsonFlag, answer, answer_with, say_readings
+from ._console import JsonFlag, answer, say_readings
 from ._finish_options import OperationsOption, with_operations
-from ._plan_progress import ended_by_signals, plan_progress
+from ._plan_progress import end_search, ended_by_signals, plan_progress
 from ._train_command import DataOption
 from ._weigh_command import (
-    EXIT_DOES_NOT_FIT,
     AsOption,
     Config,
     LoraOption,
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
     from meshwright.config import RunConfig
     from meshwright.planned import Plan
-    from meshwright.programs import Program
 
 JOB_KINDS = "meshwright.jobs"  # the group in which rooms outside the core register job files
 OnOption = Annotated[
@@ -121,6 +118,7 @@ def plan(
     _check_emit(emit, toml, image)
     from meshwright import RunLength
     from meshwright.programs import program_named
+    from meshwright.registry import room
 
     keep_from_gpu(as_, on)
     length = RunLength(
@@ -132,9 +130,9 @@ def plan(
     on = None if on is None else with_reserve(on, reserve)
     if fleets is not None:
         of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
-        _refuse_beside_fleets(**of_one, toml=toml)
-        several = [with_reserve(each, reserve) for each in fleets.split(",")]
-        _compare(config, program, several, budget, common, html, check=check, as_json=as_json)
+        several = (with_reserve(each, reserve) for each in fleets.split(","))
+        how: dict[str, Any] = {"check": check, "as_json": as_json, "of_one": {**of_one, "toml": toml}}
+        room("fleet_plans").compare(config, program, several, budget, common, html, **how)
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
@@ -152,15 +150,7 @@ def plan(
     answer(as_json, made.to_dict(), lambda: _page(made, top, _more(made, toml, html, config)))
     if toml is not None and made.winner is not None:
         _write_files(made, toml, emit, image)
-    _end(made.interrupted, signals, nothing_fits=check and made.winner is None)
-
-
-def _end(interrupted: bool, signals: list[int], *, nothing_fits: bool) -> None:
-    """End with the status of a signal that ended the search, or of `--check`."""
-    if interrupted:
-        raise typer.Exit(SIGNAL_BASE + (signals or [signal.SIGINT])[-1])
-    if nothing_fits:
-        raise typer.Exit(EXIT_DOES_NOT_FIT)
+    end_search(made.interrupted, signals, nothing_fits=check and made.winner is None)
 
 
 def _merged(fixed: Sequence[str], varied: Sequence[str]) -> list[str]:
@@ -203,42 +193,6 @@ def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) ->
     write_result(toml, made.to_toml())
     if emit is not None:
         _write_job(made, emit, toml, image)
-
-
-def _refuse_beside_fleets(**given: object) -> None:
-    """Raise if an option is given that means one fleet."""
-    for name, value in given.items():
-        if value is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(
-                f"--fleets compares fleets, and {option} is of one",
-                hint=f"leave {option} out; then plan for the fleet of your choice with --on",
-            )
-
-
-def _compare(
-    config: str,
-    program: Program,
-    fleets: list[str],
-    budget: float,
-    common: dict[str, Any],
-    html: Path | None,
-    *,
-    check: bool,
-    as_json: bool,
-) -> None:
-    """Plan for several fleets and print their comparison."""
-    from meshwright import plan_fleets
-
-    for fleet in fleets:
-        say_readings(config, fleet, None)
-    with (
-        ended_by_signals() as signals,
-        plan_progress(f"planning {config} on {len(fleets)} fleets") as on_event,
-    ):
-        made = plan_fleets(program, on=fleets, budget_seconds=budget, on_event=on_event, **common)
-    answer_with(made, as_json, html, more=f"One of them in full: meshwright plan {config} --on FLEET")
-    _end(made.interrupted, signals, nothing_fits=check and made.fastest is None)
 
 
 def _check_emit(kind: str | None, toml: Path | None, image: str | None) -> None:

@@ -18,6 +18,7 @@ from meshwright.units import format_seconds
 
 from ._console import SIGNAL_BASE
 from ._progress import bars
+from ._weigh_command import EXIT_DOES_NOT_FIT
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,6 +48,14 @@ def ended_by_signals() -> Iterator[list[int]]:
         raise typer.Exit(SIGNAL_BASE + (noted or [signal.SIGINT])[-1]) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def end_search(interrupted: bool, signals: list[int], *, nothing_fits: bool) -> None:
+    """End with the status of a signal that ended the search, or of `--check`."""
+    if interrupted:
+        raise typer.Exit(SIGNAL_BASE + (signals or [signal.SIGINT])[-1])
+    if nothing_fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
 @contextmanager

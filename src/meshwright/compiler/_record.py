@@ -198,9 +198,10 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cud
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
 SOURCES = (
-    "compiler", "config", "contrib/context_attention", "contrib/jax_steps", "contrib/muon",
-    "contrib/pipelines", "contrib/state_mixers", "contrib/toy_models", "hlo", "sharding", "trainer/models",
-    "trainer/step", "worker",
+    "compiler", "config", "contrib/context_attention", "contrib/eight_bit_states", "contrib/experts",
+    "contrib/further_tokens", "contrib/jax_steps", "contrib/latent_attention", "contrib/linear_algebra",
+    "contrib/lora", "contrib/muon", "contrib/pipelines", "contrib/state_mixers", "contrib/toy_models", "hlo",
+    "sharding", "trainer/models", "trainer/step", "worker",
 )  # fmt: skip
 
 

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._expert_rows import TILE_ROWS as TILE_ROWS
-    from ._expert_rows import domains_of_dispatch as domains_of_dispatch
-    from ._expert_rows import reached as reached
-    from ._expert_rows import reached_by as reached_by
     from ._expert_rows import resolve_dispatch as resolve_dispatch
-    from ._expert_rows import rows_between as rows_between
-    from ._expert_rows import sent_rows as sent_rows
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
@@ -49,18 +43,16 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import Overrides as Overrides
     from ._load import is_huggingface as is_huggingface
     from ._load import is_own_configuration as is_own_configuration
-    from ._load import keys_named as keys_named
     from ._load import known_keys as known_keys
     from ._load import load_config as load_config
     from ._load import model_room as model_room
-    from ._load import names_elsewhere as names_elsewhere
     from ._load import overridden as overridden
     from ._load import override_pairs as override_pairs
     from ._load import preset_about as preset_about
     from ._load import preset_names as preset_names
+    from ._load import run_of_preset as run_of_preset
     from ._load import text_reading as text_reading
     from ._load import trainable as trainable
-    from ._load import value_meant as value_meant
     from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import LoraConfig as LoraConfig
@@ -105,6 +97,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_config import TokenFormat as TokenFormat
     from ._run_config import holds_nothing as holds_nothing
     from ._section import LARGEST as LARGEST
+    from ._section import PROBLEMS as PROBLEMS
     from ._section import PositiveFloat as PositiveFloat
     from ._section import Problem as Problem
     from ._section import Section as Section

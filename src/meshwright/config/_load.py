@@ -1,16 +1,12 @@
 """Read a preset, a TOML file or a run's folder, apply overrides, and return a checked `RunConfig`.
 
-Errors of pydantic become one `InputError` in words, with dotted paths and near names. A hint also names the
-key or value that another program's name stands for (names_elsewhere.toml).
+What is wrong becomes one `InputError`. A room outside the core has its words, and is loaded only then.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-import math
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +15,11 @@ from typing import Any, Protocol, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from meshwright.errors import InputError, near_names, nearest_name
+from meshwright.errors import InputError, nearest_name
 from meshwright.files import parsed_toml, read_json, read_toml, reason
 
-from ._remat import POLICIES
 from ._run_config import RunConfig
-from ._section import PROBLEMS, Problem, Section, input_error, is_table
-from ._transformer import TransformerModel
+from ._section import Section, is_table
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Changes to a config: "section.key=value" each, or a dict of {"section.key": value}."""
@@ -74,6 +68,28 @@ class ModelRoom(Protocol):
     def is_refused(self, text: str) -> bool:
         """Return whether a text names a model of others that our configuration has no words for."""
         ...
+
+
+class RefusalWords(Protocol):
+    """Says what is wrong with a configuration: a room outside, which an entry point names."""
+
+    def refusal(self, name: str, details: Sequence[ErrorDetails]) -> InputError:
+        """Return pydantic's errors of the run `name` as one error in words."""
+        ...
+
+    def near_presets(self, text: str) -> str:
+        """Return the start of a hint: the presets that an unknown name may mean."""
+        ...
+
+    def foreign_hint(self, tree: object) -> str:
+        """Return a hint for JSON that is not a run's."""
+        ...
+
+
+def _words() -> RefusalWords:
+    from meshwright.registry import room
+
+    return room("config_words")
 
 
 def preset_names() -> list[str]:
@@ -216,7 +232,7 @@ def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
         details = error.errors(include_url=False)
         if details[0]["type"] == "json_invalid":  # nested too deep for the parser, or half a character
             raise _unreadable(name, details[0]["msg"]) from None
-        raise input_error(name, [problem for each in details for problem in _problems_of(each)]) from None
+        raise _words().refusal(name, details) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested tables
         raise _unreadable(name, str(error)) from None
 
@@ -246,32 +262,15 @@ def _read_preset(name: str) -> tuple[str, dict[str, Any]]:
         if (run := model_room().run_of_published(name)) is not None:
             return run
         where = "no preset or folder" if "/" in name else "no preset"
-        raise InputError(f"{where} is named {name!r}", hint=f"{_near_presets(name)} ({_ENDINGS})")
+        raise InputError(f"{where} is named {name!r}", hint=f"{_words().near_presets(name)} ({_ENDINGS})")
     tree = tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))
     _make_paths_absolute(tree, Path.cwd())
     return name, tree
 
 
-def _near_presets(text: str) -> str:
-    """Return the start of a hint: presets with a similar name, and a similar size if the name has one."""
-    plain = text.lower().rpartition("/")[2]
-    published = model_room().published_ids()
-    known = [*preset_names(), *(each.lower().rpartition("/")[2] for each in published)]
-    meant = value_meant("preset", plain)
-    if meant is not None:
-        return f"did you mean {meant!r}?"
-    near = near_names(plain, known)
-    sized = re.search(r"(?<!\d)(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
-    if sized is None:
-        return nearest_name(plain, near or known)
-    wanted = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]
-    models = {name: _checked(name, _read_preset(name)[1]).model for name in known}
-    distance = {name: abs(math.log(model.num_parameters / max(wanted, 1))) for name, model in models.items()}
-    if near := [name for name in near if distance[name] < math.log(4)]:
-        return nearest_name(plain, near)
-    transformers = [name for name, model in models.items() if isinstance(model, TransformerModel)]
-    closest = sorted(transformers, key=distance.__getitem__)[:2]
-    return f"the nearest in size are {' and '.join(closest)}; a file may start from one and change its sizes"
+def run_of_preset(name: str) -> RunConfig:
+    """Return the run of a preset or of a published model, whatever files there are."""
+    return _checked(name, _read_preset(name)[1])
 
 
 def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
@@ -333,25 +332,8 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     if is_huggingface(tree):
         return model_room().run_of_file(tree, path)
     if not is_table(tree) or not isinstance(tree.get("name"), str):
-        raise InputError(f"{path} is not the configuration of a run", hint=_foreign_hint(tree))
+        raise InputError(f"{path} is not the configuration of a run", hint=_words().foreign_hint(tree))
     return tree.pop("name"), tree
-
-
-def _foreign_hint(tree: object) -> str:
-    """Return a hint for JSON that is not a run's; it has the sizes of a foreign model under the keys here."""
-    foreign = tree if is_table(tree) else {}
-    sizes = {
-        meant[0]: value
-        for key, value in foreign.items()
-        if isinstance(value, int | float) and len(meant := keys_meant(key) or [f"model.{key}"]) == 1
-    }
-    fields = TransformerModel.model_fields
-    known = [f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in fields]
-    hint = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
-    if "architectures" in foreign or "hidden_size" in foreign or "model_type" in foreign:
-        family = model_room().family_of(foreign)
-        hint = f'if it is of a Hugging Face model, add its "model_type": "{family or "..."}"; or {hint}'
-    return f"{hint}, with {', '.join(known)}" if known else hint
 
 
 def _override_tree(overrides: Overrides) -> dict[str, Any]:
@@ -423,40 +405,6 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
     return {key: value for key, value in old.items() if key in still_known}
 
 
-@functools.cache
-def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
-    """Return other programs' names for each key, and their names for its values."""
-    tables = tomllib.loads((_HERE / "names_elsewhere.toml").read_text("utf-8"))
-    tables["values"]["remat"] |= {name: policy.elsewhere for name, policy in POLICIES.items()}
-    keys = {key: names.split() for key, names in tables["keys"].items()}
-    values = {
-        key: {name: value for value, names in of_key.items() for name in names.split()}
-        for key, of_key in tables["values"].items()
-    }
-    optimizers = variants("optimizer")[1].items()
-    values["optimizer.kind"] = {
-        name: kind for kind, record in optimizers for name in str(getattr(record, "elsewhere", "")).split()
-    }
-    return keys, values
-
-
-def keys_meant(name: str) -> list[str]:
-    """Return the dotted keys that another program calls `name`, in the order of the table."""
-    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip("-")).lower().replace("-", "_")
-    return [key for key, names in names_elsewhere()[0].items() if plain in names]
-
-
-def keys_named(name: str) -> list[str]:
-    """Return the dotted keys that a `name` means, another program's or the last part of a key of ours."""
-    return keys_meant(name) or _paths_ending_in(name.replace("-", "_"))
-
-
-def value_meant(key: str, value: str) -> str | None:
-    """Return the value of `key` that another program writes as `value`, or None."""
-    plain = value.lower().replace("_", "-").removeprefix("torch.").removeprefix("jnp.")
-    return names_elsewhere()[1].get(key, {}).get(plain)
-
-
 def variants(section: str) -> tuple[str, dict[str, type[Section]]]:
     """Return the key that chooses between the records of a section, and the records by its values.
 
@@ -476,119 +424,3 @@ def known_keys(section: str, tag: str) -> list[str]:
     if not section:
         return ["preset", *(name for name in RunConfig.model_fields if name != "name")]
     return list(variants(section)[1][tag].model_fields)
-
-
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "string_too_short": "text that is not empty",
-    "finite_number": "a finite number",
-    "model_type": "a section of keys",
-    "dict_type": "a section of keys",
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
-}
-"""Name what pydantic expected, by the type of its error; braces hold values of the error's context."""
-
-
-def _problems_of(detail: ErrorDetails) -> list[Problem]:
-    """Return one of pydantic's errors in words."""
-    section, tag, key = _place(detail["loc"])
-    path = ".".join(part for part in (section, key) if part)
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == PROBLEMS:
-        found: list[Problem] = context["problems"]
-        return [(".".join(p for p in (path, below) if p), what, hint) for below, what, hint in found]
-    if kind == "default_factory_not_called":
-        return []  # a default that depends on a field with a problem of its own
-    if kind == "missing":
-        return [(path, "is missing", f"set {path}")]
-    if kind == "extra_forbidden" and key:
-        owner = f"{section} ({tag})" if tag else section
-        return [(path, f"is not a key of {owner}", _key_hint(section, tag, key))]
-    if kind == "extra_forbidden":
-        return [(path, "is not a section or a key of a run", _section_hint(section, value))]
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        assert is_table(value), f"pydantic looks for the kind of {path} only in a table, not in {value!r}"
-        choice, records = variants(section)
-        path, value, choices = f"{section}.{choice}", value.get(choice), list(records)
-        if value is None:
-            return [(path, "is missing", f"set it to one of {', '.join(sorted(choices))}")]
-        return [_choice_problem(path, value, choices, sorted(choices))]
-    if kind == "literal_error":
-        choices = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
-        return [_choice_problem(path, value, choices, choices)]
-    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else detail["msg"]
-    hint = f"set it to {expected}"
-    if isinstance(value, str) and value.replace("_", "").replace(".", "", 1).isdecimal():
-        hint = f"write {path} = {value} without quotes"
-    return [(path, f"= {_show(value)}: expected {expected}", hint)]
-
-
-def _choice_problem(path: str, value: Any, choices: list[str], shown: list[str]) -> Problem:
-    """Return the problem of an unknown value; the hint is its meaning elsewhere, or the nearest choice."""
-    meant = value_meant(path, str(value))
-    hint = nearest_name(str(value), choices) if meant is None else f"did you mean {meant!r}?"
-    if meant is not None and path == "optimizer.kind" and "8bit" in str(value):
-        hint = f'use {path} = {meant!r} with state.moments = "8bit"'
-    return path, f"= {_show(value)}: expected one of {', '.join(shown)}", hint
-
-
-def _place(loc: tuple[int | str, ...]) -> tuple[str, str, str]:
-    """Return the section, the value of its choosing key, and the key of a pydantic location.
-
-    pydantic puts that value into the location.
-    """
-    section, *below = [str(part) for part in loc] or [""]
-    if below and section in RunConfig.model_fields and variants(section)[0]:
-        return section, below[0], ".".join(below[1:])
-    return section, "", ".".join(below)
-
-
-def _key_hint(section: str, tag: str, key: str) -> str:
-    """Return a hint for an unknown key: its name here, the kinds of section that have it, or the nearest."""
-    here = known_keys(section, tag)
-    owners = ((path, *path.rpartition(".")[::2]) for path in keys_meant(key))
-    meant = [path for path, owner, name in owners if owner != section or name in here]
-    if meant:
-        return _did_you_mean([path for path in meant if path.startswith(f"{section}.")] or meant)
-    choice, records = variants(section)
-    kinds = [repr(kind) for kind, record in records.items() if key in record.model_fields]
-    if kinds:
-        what = f"it is a key of {section}.{choice} = {' or '.join(kinds)}"
-        return f"{what}; choose that, or leave it out"
-    near = near_names(key, here)
-    elsewhere = _paths_ending_in(key)
-    return nearest_name(key, near or here) if near or not elsewhere else _did_you_mean(elsewhere)
-
-
-def _section_hint(name: str, value: Any) -> str:
-    """Return a hint for an unknown section or key of a run, or for the keys of a foreign section."""
-    known = known_keys("", "")
-    if is_table(value):
-        hints = [f"{name}.{key} is {' or '.join(meant)} here" for key in value if (meant := keys_meant(key))]
-        return "; ".join(hints) if hints and not near_names(name, known) else nearest_name(name, known)
-    meant = keys_meant(name) or _paths_ending_in(name)
-    return _did_you_mean(meant) if meant else nearest_name(name, known)
-
-
-def _did_you_mean(paths: Sequence[str]) -> str:
-    return f"did you mean {' or '.join(map(repr, paths))}?"
-
-
-def _paths_ending_in(key: str) -> list[str]:
-    """Return the paths of `key` in a run and in all kinds of its sections."""
-    records = {name: variants(name)[1] for name in RunConfig.model_fields if name != "name"}
-    plain = [key] if key in records and not records[key] else []
-    owners = (name for name, kinds in records.items() if any(key in r.model_fields for r in kinds.values()))
-    return [*plain, *(f"{owner}.{key}" for owner in owners)]
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,8 +1,7 @@
 """Describe chips, links and fleets: their rates and sizes, and the facts that a compiler needs about them.
 
 Imports: `errors`, `formats`, `json_records`; no jax. Used by: everything that weighs, predicts, plans or
-trains. Every figure is in catalog.toml with its source, every price in prices.toml. Names are matched whole,
-never by substring.
+trains. Every figure is in catalog.toml with its source. Names are matched whole, never by substring.
 """
 
 from typing import TYPE_CHECKING
@@ -37,11 +36,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._fleet import target_config as target_config
     from ._fleet import topology_arguments as topology_arguments
     from ._fleet import why_simulated as why_simulated
-    from ._list_prices import Listing as Listing
-    from ._list_prices import Price as Price
-    from ._list_prices import list_price as list_price
-    from ._list_prices import list_prices as list_prices
-    from ._list_prices import listings_of as listings_of
     from ._measured_runs import LONGEST_STEP_SECONDS as LONGEST_STEP_SECONDS
     from ._measured_runs import SHORTEST_STEP_SECONDS as SHORTEST_STEP_SECONDS
     from ._measured_runs import STEP_TIME as STEP_TIME

@@ -1,7 +1,5 @@
 """Parse the text of an optimised XLA program: instructions, shapes, groups, trip counts, scopes, data flow.
 
-Also the textbook formulas that a traced and a compiled program share.
-
 Imports nothing of Meshwright, and no jax. Used by: `ledger`, `predict`, `api`, and `worker` (scopes of a
 traced program).
 """
@@ -44,12 +42,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._text import leaves_of as leaves_of
     from ._text import parse_program as parse_program
     from ._text import parse_shape as parse_shape
-    from ._textbook import ALL_VECTORS as ALL_VECTORS
-    from ._textbook import NO_VECTORS as NO_VECTORS
-    from ._textbook import ROUTINES as ROUTINES
-    from ._textbook import THIN_VECTORS as THIN_VECTORS
-    from ._textbook import fft_flops as fft_flops
-    from ._textbook import library_flops as library_flops
     from ._walks import Dataflow as Dataflow
     from ._walks import Execution as Execution
     from ._walks import Executions as Executions

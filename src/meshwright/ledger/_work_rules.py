@@ -131,8 +131,8 @@ def work_of(computation: Computation, instruction: Instruction) -> MultiplyAdds 
 
     Sources: for dot and convolution, their definitions at https://openxla.org/xla/operation_semantics. For
     attention, Dao et al. 2022, arXiv 2205.14135: two matmuls forward, and five backward, of which one repeats
-    the scores. Each counts by half where the mask is causal. For decompositions and transforms: `_textbook`
-    in `hlo`.
+    the scores. Each counts by half where the mask is causal. For decompositions and transforms:
+    `contrib.linear_algebra`.
     """
     rule = _rule_for(instruction)
     return rule(computation, instruction) if rule else None

@@ -36,7 +36,7 @@ SOURCES = (
     "json_records.py",
     "units.py",
 )
-SOURCES += ("contrib/calibration/_factor_fit.py", "programs/_reckoned.py")
+SOURCES += ("contrib/calibration/_factor_fit.py", "contrib/linear_algebra", "programs/_reckoned.py")
 
 
 _Rates = tuple[KnownRates, tuple[str, ...]]  # and the doubts about them

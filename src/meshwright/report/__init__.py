@@ -44,8 +44,15 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._model import plain_rows as plain_rows
     from ._model import second_ticks as second_ticks
     from ._model import section as section
+    from ._model import share_of_peak as share_of_peak
     from ._model import thinned as thinned
+    from ._plan_report import COLUMNS as COLUMNS
+    from ._plan_report import FINISH_COLUMNS as FINISH_COLUMNS
+    from ._plan_report import NUMBERS as NUMBERS
+    from ._plan_report import finish_cells as finish_cells
     from ._plan_report import plan_page as plan_page
+    from ._plan_report import unit_of as unit_of
+    from ._render import terminal as terminal
     from ._results import MakesDocument as MakesDocument
     from ._results import document_of as document_of
     from ._results import plan_renderable as plan_renderable
@@ -56,11 +63,17 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._run_report import sample_sections as sample_sections
     from ._run_report import seconds_sections as seconds_sections
     from ._run_report import steps_words as steps_words
+    from ._weighing import LISTED as LISTED
+    from ._weighing import YOURS as YOURS
+    from ._weighing import cost_words as cost_words
+    from ._weighing import finish_lines as finish_lines
+    from ._weighing import run_words as run_words
     from ._weighing import time_figures as time_figures
     from ._weighing import time_sections as time_sections
     from ._weighing import title_facts as title_facts
     from ._weighing import verdict as verdict
     from ._weighing_facts import WeighingFacts as WeighingFacts
     from ._weighing_facts import facts_of as facts_of
+    from ._weighing_facts import finish_texts as finish_texts
 
 __getattr__, __dir__ = names_on_first_use(__name__)

@@ -33,7 +33,6 @@ EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
 DOCUMENTS = {
     "Calibration": ("_calibrating", "calibration_document"),
     "Changes": ("_changes", "changes_document"),
-    "FleetPlans": ("_fleet_comparison", "fleets_document"),
     "History": ("_calibrating", "history_document"),
     "Plan": ("_plan_report", "plan_document"),
     "Reconciliation": ("_run_report", "reconciliation_document"),
@@ -98,10 +97,9 @@ def document_of(result: object, *, verbose: bool = False, more: str = MORE) -> D
     kind = type(result).__name__
     if kind not in DOCUMENTS:
         raise TypeError(f"{kind} has no report")
-    says = {} if more in (MORE, MORE_IN_PYTHON) or kind != "FleetPlans" else {"more": more}
-    return _made(*DOCUMENTS[kind], result, **says)
+    return _made(*DOCUMENTS[kind], result)
 
 
-def _made(module: str, function: str, result: object, **says: str) -> Document:
+def _made(module: str, function: str, result: object) -> Document:
     make: Any = getattr(import_module(f"{__package__}.{module}"), function)
-    return make(result, **says)
+    return make(result)

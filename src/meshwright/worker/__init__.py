@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ._deviceless import devices_of_kind as devices_of_kind
     from ._deviceless import libraries_of_plugin as libraries_of_plugin
     from ._kernels_alone import KernelsAlone as KernelsAlone
-    from ._linear_algebra import LIBRARY as LIBRARY
     from ._main import check_mesh_of_slices as check_mesh_of_slices
     from ._main import device_coordinates as device_coordinates
     from ._main import set_environment as set_environment
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from ._reports import program_in as program_in
     from ._reports import texts_in as texts_in
     from ._traced import FREE as FREE
+    from ._traced import LIBRARY as LIBRARY
     from ._traced import RULES as RULES
     from ._traced import WALKED as WALKED
     from ._traced import count_traced as count_traced

@@ -37,11 +37,16 @@ from jax.interpreters import partial_eval
 
 from meshwright.compiler import NamedKernel, TracedFlops
 from meshwright.hlo import expected_trips, module_of, phase_of, place_of_frames, shares_of, twice_seen
+from meshwright.registry import room
 
 from ._grid import Undecided, scan_sizes
-from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
 from ._traced_kernels import FOREIGN, MAPPED, PALLAS, kernel_of, name_of
 
+LINEAR_SOLVE = "custom_linear_solve"
+LIBRARY = frozenset((
+    "cholesky", "eig", "eigh", "fft", "geqp3", "geqrf", "hessenberg", "householder_product", "lu", "ormqr",
+    "qr", "schur", "svd", "triangular_solve", "tridiagonal", "tridiagonal_solve",
+))  # fmt: skip
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 WALKED = frozenset((
@@ -352,7 +357,8 @@ class _Counter:
             elif name in RULES:
                 self._add(scopes, eqn, RULES[name](eqn), times)
             elif name in LIBRARY:
-                self._add(scopes, eqn, library_work(eqn, jaxpr), times)
+                traced_work: Any = room("linear_algebra").traced_work  # outside the core
+                self._add(scopes, eqn, traced_work(eqn, jaxpr), times)
             elif (enter := self._entered.get(name)) is not None:
                 enter(scopes, eqn, times, known)
             elif name in WALKED and (inner := inner_program(eqn)) is not None:

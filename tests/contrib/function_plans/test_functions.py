@@ -6,12 +6,7 @@ import pytest
 from meshwright.contrib.function_plans import FUNCTION_PRIORS, function_space
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.planning import (
-    Search,
-    SearchOutcome,
-    fleet_times,
-    smaller_fleets,
-)
+from meshwright.planning import Search, SearchOutcome
 
 FLEET = Fleet.parse("8xH100")
 KNOBS = {"remat": ("False", "True"), "block": ("128", "256", "512")}
@@ -76,23 +71,3 @@ def test_the_search_learns_the_scale_and_finds_the_best_without_any_estimate(sca
         search.finish(row, SearchOutcome(seconds=float(seconds[row]), reserved_bytes=10**9))
     assert len(space) == 168
     assert seconds[search.best] == seconds.min()
-
-
-@pytest.mark.parametrize(
-    ("largest", "names"),
-    [
-        ("24xH100", ["1xH100", "2xH100", "3xH100", "4xH100", "6xH100", "8xH100", "16xH100", "24xH100"]),
-        ("2x4xA100-80GB", ["1xA100-80GB", "2xA100-80GB", "3xA100-80GB", "4xA100-80GB", "2x4xA100-80GB"]),
-        ("v5p-32", ["v5p-8", "v5p-16", "v5p-32"]),
-        ("1xH200", ["1xH200"]),
-    ],
-)
-def test_smaller_fleets_have_whole_hosts_and_end_with_the_largest(largest, names):
-    assert [fleet.name for fleet in smaller_fleets(Fleet.parse(largest))] == names
-
-
-def test_fleets_of_other_sizes_leave_as_much_of_each_device_to_another_process():
-    fleet = Fleet.parse("16xH100 reserve 20GiB")
-    others = [*smaller_fleets(fleet), fleet_times(fleet, 4)]
-    assert {each.reserve_bytes for each in others} == {20 * 2**30}
-    assert others[-1].name == "64xH100 reserve 20GiB"

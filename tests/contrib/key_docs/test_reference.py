@@ -12,12 +12,12 @@ from meshwright.config import (
     SAVE,
     known_keys,
     load_config,
-    names_elsewhere,
     overridden,
     preset_names,
     trainable,
     variants,
 )
+from meshwright.contrib.config_words import names_elsewhere
 from meshwright.contrib.key_docs import commented_toml, key_docs
 from meshwright.errors import InputError
 from tests.test_site import loaded

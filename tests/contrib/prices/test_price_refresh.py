@@ -20,10 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.contrib.prices import refresh_prices
+from meshwright.contrib.prices import Listing, list_prices, refresh_prices
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.extras import how_to_install
-from meshwright.hardware import Listing, list_prices
 
 TODAY = datetime.date(2026, 11, 22)
 HAS_GPUHUNT = importlib.util.find_spec("gpuhunt") is not None
@@ -220,7 +219,7 @@ REFRESH = """
 import sys
 from pathlib import Path
 from meshwright.errors import MeshwrightError
-from meshwright.contrib.prices import refresh_prices
+from meshwright.contrib.prices import Listing, list_prices, refresh_prices
 try:
     made = refresh_prices(Path(sys.argv[1]))
 except MeshwrightError as failed:

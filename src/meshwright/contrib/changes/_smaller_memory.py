@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from meshwright.compiler import Refusal
 from meshwright.config import AXES, Layout, RunConfig, check_layout, overridden
+from meshwright.contrib.fleet_plans import fleet_times
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import MemoryLedger
-from meshwright.planning import Suggestion, fleet_times
+from meshwright.planning import Suggestion
 from meshwright.units import format_bytes, format_count
 
 ADAPTER_RANK = 16  # of the example in PEFT's documentation of LoRA

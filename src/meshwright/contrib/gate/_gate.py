@@ -10,15 +10,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright import weigh
-from meshwright.compiler import cache_root
 from meshwright.config import Overrides, RunConfig, load_config, overridden
+from meshwright.contrib.prices import with_list_price
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.hardware import Fleet, fleet_reading, list_price
+from meshwright.hardware import Fleet, fleet_reading
 from meshwright.planning import Suggestion
 from meshwright.predict import Interval
 from meshwright.programs import RunLength
@@ -218,10 +217,7 @@ def _priced(fleet: Fleet, length: RunLength) -> tuple[Fleet, str]:
     if length.price_per_device_hour is not None:
         priced = length.priced(fleet)
         return priced, f"{priced.price_per_device_hour} per {fleet.chip.name} and hour, as given"
-    found = list_price(fleet.chip.name, datetime.now(UTC).date(), refreshed=cache_root() / "prices.toml")
-    if found is None:
-        return fleet, ""
-    return dataclasses.replace(fleet, price_per_device_hour=found.usd_per_device_hour), found.words
+    return with_list_price(fleet)
 
 
 def _config(

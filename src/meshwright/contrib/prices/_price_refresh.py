@@ -25,7 +25,9 @@ from typing import Any, Protocol
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.extras import how_to_install
-from meshwright.hardware import CATALOG, GIB, Chip, Listing, chip_named, listings_of
+from meshwright.hardware import CATALOG, GIB, Chip, chip_named
+
+from ._list_prices import Listing, listings_of
 
 
 class CatalogItem(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -367,19 +366,19 @@ def _weighed_again(kept: KeptFigures, label: str) -> tuple[Figures | None, str]:
 
 def _cost(device_hours: float | None, price: float | None, fleet: str) -> tuple[float | None, str]:
     """Return the cost of device-hours, and by which price; None if no price is known."""
-    from meshwright.compiler import cache_root
-    from meshwright.hardware import Fleet, list_price
+    from meshwright.contrib.prices import with_list_price
+    from meshwright.hardware import Fleet
 
     if device_hours is None:
         return None, ""
     if price is not None:
         return device_hours * price, f"{price:g} a device-hour"
     try:
-        chip = Fleet.parse(fleet).chip.name
-        found = list_price(chip, datetime.now(UTC).date(), refreshed=cache_root() / "prices.toml")
+        priced, words = with_list_price(Fleet.parse(fleet))
     except MeshwrightError:
         return None, ""
-    return (None, "") if found is None else (device_hours * found.usd_per_device_hour, found.words)
+    usd = priced.price_per_device_hour
+    return (None, "") if usd is None else (device_hours * usd, words)
 
 
 def _of(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

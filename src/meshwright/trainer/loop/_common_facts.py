@@ -25,7 +25,9 @@ JAX_SETTINGS = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
     "jax_numpy_dtype_promotion", "jax_debug_nans",
 )  # fmt: skip
-ROOMS = ("context_attention", "images", "muon", "pipelines", "state_mixers", "texts", "toy_models")
+ROOMS = (
+    "context_attention", "experts", "images", "muon", "pipelines", "state_mixers", "texts", "toy_models",
+)  # fmt: skip
 SOURCES = ("compiler", "config", "sharding", "trainer", *(f"contrib/{name}" for name in ROOMS))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 DIGITS = 16  # of a hash in a message

@@ -93,9 +93,9 @@ class Block:
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
             declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
         if kind.mlp == "experts":
-            from .experts import expert_parameters
+            from meshwright.registry import room
 
-            declared["experts"] = expert_parameters(c)
+            declared["experts"] = room("experts").expert_parameters(c)
             named = ("experts_norm", "experts_out_norm", "shared_out_norm")[: 3 if c.shared_dim else 2]
             declared |= dict.fromkeys(named, norm_parameters(c)) if c.expert_norms else {}
             if c.shared_dim:
@@ -225,14 +225,15 @@ class Block:
         c = self.config
         if self.kind.mlp == "mlp":
             return self._mlp(h, layer, "mlp", context), None
-        from .experts import expert_mlp, router_input
+        from meshwright.registry import room
 
-        split, routed = context.pin(h, *RESIDUAL), None
+        experts, split, routed = room("experts"), context.pin(h, *RESIDUAL), None
         entering = split
         if c.expert_norms:
             entering = normed(x, layer["experts_norm"], c, context, splits=True)
-            routed = context.pin(router_input(x, layer["experts"], c, context), *RESIDUAL)
-        out, balance = expert_mlp(entering, layer["experts"], c, context, routed)
+            routed = context.pin(experts.router_input(x, layer["experts"], c, context), *RESIDUAL)
+        found: tuple[Array, Balance] = experts.expert_mlp(entering, layer["experts"], c, context, routed)
+        out, balance = found
         out = self._normed_after(out, layer, "experts_out_norm", context)
         if c.shared_dim:
             shared = self._shared(h, split, layer, context)

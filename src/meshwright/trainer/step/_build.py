@@ -355,9 +355,9 @@ def _step(update: Update, gradients: _Gradients, shardings: Tree) -> Any:
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             excess = gradient
             if bias_rate:
-                from ._balance import without_excess
+                from meshwright.registry import room
 
-                gradient = without_excess(gradient)
+                gradient = room("experts").without_excess(gradient)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)

@@ -65,9 +65,9 @@ class Update:
         updates = jax.tree.map(lambda u: scalars.rate * u, updates)
         parameters = optax.apply_updates(wide, updates)
         if bias_rate:
-            from ._balance import with_moved_bias
+            from meshwright.registry import room
 
-            parameters = with_moved_bias(parameters, wide, change.excess, bias_rate)
+            parameters = room("experts").with_moved_bias(parameters, wide, change.excess, bias_rate)
         if state.moments == "8bit":
             moments = self.formats.narrowed(moments)
         new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": change.model_state}

@@ -8,10 +8,13 @@ price that says so is of more use than none.
 
 Not counted: spot and reserved prices, discounts, storage, traffic, taxes; regions are the provider's cheapest
 or the usual one, as `listed` says.
+
+Used by: `api`, by the entry point; users; `contrib.gate`, `contrib.runs`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import math
@@ -20,11 +23,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from meshwright.compiler import cache_root
 from meshwright.errors import InputError
 from meshwright.files import MOST_TOML_BYTES, parsed_toml, read_text, reason
-
-from ._chip import CATALOG
-from ._fleet import find_chip
+from meshwright.hardware import CATALOG, Fleet, find_chip
 
 OLD_DAYS = 90
 """The age in days from which a price is called old."""
@@ -138,6 +140,15 @@ def list_price(chip_name: str, today: datetime.date, *, refreshed: Path | None =
     return Price(chosen=among[(len(among) - 1) // 2], among=among, today=today) if among else None
 
 
+def with_list_price(fleet: Fleet) -> tuple[Fleet, str]:
+    """Return the fleet with today's list price if one is known, and where that price comes from."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    found = list_price(fleet.chip.name, today, refreshed=cache_root() / "prices.toml")
+    if found is None:
+        return fleet, ""
+    return dataclasses.replace(fleet, price_per_device_hour=found.usd_per_device_hour), found.words
+
+
 def list_prices(chip_name: str, *, refreshed: Path | None = None) -> tuple[Listing, ...]:
     """Return the newest price of every provider that rents out a chip, cheapest first.
 
@@ -158,7 +169,7 @@ def list_prices(chip_name: str, *, refreshed: Path | None = None) -> tuple[Listi
 
 @functools.cache
 def _shipped() -> tuple[Listing, ...]:
-    text = files("meshwright.hardware").joinpath("prices.toml").read_text(encoding="utf-8")
+    text = files("meshwright.contrib.prices").joinpath("prices.toml").read_text(encoding="utf-8")
     return listings_of(text)
 
 

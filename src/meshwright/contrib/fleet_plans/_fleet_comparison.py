@@ -1,19 +1,36 @@
 """Compare the plans of one run for several fleets: the best step of each, its time and its cost.
 
-Used by: `_results`.
+Used by: `_fleet_plans`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.planned import FleetPlans, Plan
+from meshwright.planned import Plan
+from meshwright.report import (
+    COLUMNS,
+    FINISH_COLUMNS,
+    LISTED,
+    NUMBERS,
+    YOURS,
+    Document,
+    ReportTable,
+    TableRow,
+    Words,
+    cost_words,
+    finish_cells,
+    finish_lines,
+    finish_texts,
+    percent,
+    run_words,
+    section,
+    share_of_peak,
+    unit_of,
+)
 from meshwright.units import format_bytes, format_price, format_seconds
 
-from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
-from ._plan_report import COLUMNS, FINISH_COLUMNS, NUMBERS, finish_cells, unit_of
-from ._weighing import LISTED, YOURS, cost_words, finish_lines, run_words
-from ._weighing_facts import finish_texts
+from ._fleet_plans import FleetPlans
 
 
 def fleets_document(made: FleetPlans, more: str = "") -> Document:

@@ -1,7 +1,9 @@
 """Count the FLOPs of JAX's primitives of linear algebra, and of its Fourier transforms, by textbook formula.
 
-The formulas and their sources are in `hlo/_textbook.py`. Vectors that nothing needs are not counted, even
-where the library that is called computes them all the same: executed FLOPs then say so.
+Vectors that nothing needs are not counted, even where the library that is called computes them all the same:
+executed FLOPs then say so.
+
+Used by: `worker`, by the entry point.
 """
 
 from __future__ import annotations
@@ -9,19 +11,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from meshwright.hlo import ALL_VECTORS, NO_VECTORS, THIN_VECTORS, fft_flops, library_flops
+from ._textbook import ALL_VECTORS, NO_VECTORS, THIN_VECTORS, fft_flops, library_flops
 
-FOURIER, LINEAR_SOLVE = "fft", "custom_linear_solve"
+FOURIER = "fft"
 _ROUTINES = {
     "cholesky": "potrf", "lu": "getrf", "geqrf": "geqrf", "geqp3": "geqp3", "householder_product": "orgqr",
     "ormqr": "ormqr", "triangular_solve": "trsm", "tridiagonal_solve": "gtsv", "hessenberg": "gehrd",
     "tridiagonal": "sytrd", "eigh": "syevd", "eig": "geev", "schur": "gees", "svd": "gesvd", "qr": "geqrf",
 }  # fmt: skip
-LIBRARY = frozenset((*_ROUTINES, FOURIER))
+TRACED = frozenset((*_ROUTINES, FOURIER))
+"""Names of the primitives that are counted here; `worker` sends these."""
 
 
-def library_work(eqn: Any, jaxpr: Any) -> dict[str, int]:
-    """Return the FLOPs of an equation of `LIBRARY`. `jaxpr`: the program that it stands in."""
+def traced_work(eqn: Any, jaxpr: Any) -> dict[str, int]:
+    """Return the FLOPs of an equation of `TRACED`. `jaxpr`: the program that it stands in."""
     name = eqn.primitive.name
     if name == FOURIER:
         return {"work": _fourier(eqn)}

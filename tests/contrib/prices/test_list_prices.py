@@ -8,8 +8,9 @@ from importlib.resources import files
 
 import pytest
 
+from meshwright.contrib.prices import list_price, list_prices
 from meshwright.errors import InputError
-from meshwright.hardware import CATALOG, list_price, list_prices
+from meshwright.hardware import CATALOG
 
 TODAY = datetime.date(2026, 11, 22)
 
@@ -32,7 +33,7 @@ def test_every_price_has_a_provider_a_day_and_pages_that_can_be_looked_up():
 
 def test_the_price_of_a_device_is_that_of_its_host_divided_by_its_devices():
     # The figures of prices.toml, from the words in which the providers state them.
-    tables = tomllib.loads(files("meshwright.hardware").joinpath("prices.toml").read_text())
+    tables = tomllib.loads(files("meshwright.contrib.prices").joinpath("prices.toml").read_text())
     for row in [row for table in tables.values() for row in table["prices"]]:
         dollars = float(row["listed"].partition("$")[2].split("/")[0].split()[0])
         for_all = "GPUs, " in row["listed"] and row["listed"].endswith("per hour")

@@ -11,9 +11,17 @@ import pytest
 from jax import lax
 
 import meshwright as mw
-from meshwright.hlo import NO_VECTORS, ROUTINES, THIN_VECTORS, fft_flops, library_flops, parse_program
+from meshwright.contrib.linear_algebra import (
+    NO_VECTORS,
+    ROUTINES,
+    THIN_VECTORS,
+    TRACED,
+    fft_flops,
+    library_flops,
+)
+from meshwright.hlo import parse_program
 from meshwright.ledger import executed_flops, executions_of
-from meshwright.worker import count_traced
+from meshwright.worker import LIBRARY, count_traced
 
 N, WIDE = 64, 512
 
@@ -373,3 +381,7 @@ def test_work_of_which_no_peak_is_known_leaves_the_utilisation_unknown(forked_wo
     assert weighing.prediction is not None
     assert weighing.prediction.mfu is None
     assert weighing.prediction.unpriced == ("matmul in s32: H100 has no known peak for it",)
+
+
+def test_the_worker_sends_the_primitives_that_are_counted():
+    assert LIBRARY == TRACED
