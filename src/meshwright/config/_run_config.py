@@ -583,9 +583,9 @@ class RunConfig(Section):
 
     def _offload_problems(self) -> Iterator[Problem]:
         if self.offload != "none":
-            from ._offload import offload_problems
+            from meshwright.registry import room  # a room outside the core
 
-            yield from offload_problems(self)
+            yield from room("offload").offload_problems(self)
 
     def _model_problems(self) -> Iterator[Problem]:
         """Yield settings that need blocks, sequences or products in eight bits, where the model has none."""

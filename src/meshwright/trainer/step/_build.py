@@ -9,8 +9,8 @@ Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` ar
 format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.
 
 Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
-and back after it, so its bytes cross the host's link twice per step. So may stacked layers (`host_layers`): a
-pass fetches each layer, and the update copies them as it does moments, one layer after another (`_update`).
+and back after it, so its bytes cross the host's link twice per step. So may stacked layers: a pass fetches
+each layer, and the update copies them as it does moments, one layer after another (`contrib.offload`).
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
 sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
 both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
@@ -64,7 +64,7 @@ from . import _state_formats as _formats
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
-from ._update import Change, Scalars, Update, on_host
+from ._update import Change, Scalars, Update, on_host, stacked_layers
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -171,9 +171,7 @@ def _split(config: RunConfig, parameters: Tree) -> tuple[Tree, Tree]:
     """
     if not config.waits("parameters"):
         return parameters, None
-    from meshwright.trainer.models.host_layers import with_stand_ins
-
-    return with_stand_ins(parameters)
+    return room("offload").with_stand_ins(parameters)
 
 
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
@@ -214,11 +212,7 @@ def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> C
     mesh = context.mesh
     in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
     axes = replica_axes(mesh, config.zero1)
-    of_frozen: Tree = None
-    if config.waits("parameters"):
-        from meshwright.trainer.models.host_layers import stacks
-
-        of_frozen = stacks(in_step)
+    of_frozen = stacked_layers(in_step) if config.waits("parameters") else None
     return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step, of_frozen=of_frozen)
 
 
@@ -396,9 +390,9 @@ def _inspect(gradients: _Gradients, holds: bool) -> Any:
         value, _, gradient = gradients(state, batch)
         parameters = state["parameters"]
         if holds:
-            from meshwright.trainer.models.host_layers import in_space
-
-            parameters = in_space(parameters, jax.memory.Space.Device)
+            space = jax.memory.Space.Device
+            layers = jax.tree.map(lambda x: jax.device_put(x, space), stacked_layers(parameters))
+            parameters = {**parameters, **layers}
         inspected = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
         return jax.tree.map(lambda x: jnp.sum(~jnp.isfinite(x)), inspected)  # integers are always finite
 
@@ -459,9 +453,7 @@ def abstract_state(
     in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
     for name in on_host:
         if name == "parameters":
-            from meshwright.trainer.models.host_layers import stacks
-
-            held = stacks(declared)
+            held = stacked_layers(declared)
             shardings[name] |= {n: jax.tree.map(in_host, shardings[name][n], shapes[name][n]) for n in held}
         elif name in shapes:
             shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])
