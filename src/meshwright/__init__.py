@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .contrib.instruments import matmul_mfu as matmul_mfu
     from .contrib.instruments import memory as memory
     from .contrib.jax_steps import abstract as abstract
+    from .contrib.jax_steps import jax_step as jax_step
     from .contrib.jax_steps import place as place
     from .contrib.runs import Comparison as Comparison
     from .contrib.runs import RunRecord as RunRecord
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from .planned import Planned as Planned
     from .programs import Program as Program
     from .programs import RunLength as RunLength
-    from .programs import jax_step as jax_step
     from .programs import load as load
     from .results import Change as Change
     from .results import Largest as Largest

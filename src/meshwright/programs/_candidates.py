@@ -61,26 +61,6 @@ class CandidatePrograms(Protocol):
         ...
 
 
-class ForeignPrograms:
-    """Answer for programs that are not ours what the search asks of loops, overrides and the cache."""
-
-    def is_cached(self, row: int) -> bool:
-        """Return False: the cache has a foreign program under its lowered text, which must be made first."""
-        return False
-
-    def unrolled(self, row: int) -> None:
-        """Return None: the program's loops are its own."""
-
-    @property
-    def unrolling_seconds(self) -> float:
-        """Return 0: the program's loops are its own."""
-        return 0.0
-
-    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
-        """Raise: nothing has other overrides than those of a candidate."""
-        raise AssertionError(f"no candidate has {overrides}")
-
-
 @dataclass(kw_only=True)
 class Candidates:
     """The candidates of a program on a fleet, before any is compiled.

@@ -51,9 +51,9 @@ def _is_function(words: Sequence[str]) -> bool:
 
 
 def _function(words: Sequence[str], rules: str | Path | None = None) -> Program:
-    from ._jax_step import jax_step  # a configuration needs none of it
+    from meshwright.registry import room  # a configuration needs none of it
 
-    return jax_step(words[0], rules=rules)
+    return room("jax_steps").jax_step(words[0], rules=rules)
 
 
 def without_interpreter(words: Sequence[str]) -> list[str]:

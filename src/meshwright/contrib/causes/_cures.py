@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from meshwright.compiler import declared_by
 from meshwright.contrib.changes import change_between, failed_change, faster, weighed_change
+from meshwright.contrib.jax_steps import NamedStep
 from meshwright.errors import MeshwrightError
-from meshwright.programs import NamedStep, Settings, knobs_of, request_of
+from meshwright.programs import Settings, knobs_of, request_of
 from meshwright.results import Change, Phase, Weighing
 from meshwright.units import format_bytes, format_seconds
 

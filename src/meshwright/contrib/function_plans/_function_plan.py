@@ -15,9 +15,10 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance, usable_bytes
 from meshwright.planning import Search
-from meshwright.programs import Candidates, ForeignPrograms, RunFacts, request_of, weigh_request
+from meshwright.programs import Candidates, RunFacts, request_of, weigh_request
 from meshwright.results import Weighing
 
+from ._foreign_programs import ForeignPrograms
 from ._function_space import FUNCTION_PRIORS, FunctionSpace, function_space
 
 

@@ -1,7 +1,8 @@
 """Weigh a user's own train step in JAX: find it, trace and lower it for a fleet, name its arguments.
 
-Imports: `worker`, `compiler`, `sharding`, jax inside its modules. Used by: `worker` and `programs`, by the
-entry point; `contrib.scripts`, `contrib.torch`, `contrib.torch_eager`, `contrib.instruments`.
+Imports: `programs`, `worker`, `compiler`, `sharding`, jax inside its modules. Used by: `worker` and
+`programs`, by the entry point; users, as `mw.jax_step`; `contrib.causes`, `contrib.scripts`, `contrib.torch`,
+`contrib.torch_eager`, `contrib.instruments`.
 """
 
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ._foreign import foreign_program as foreign_program
     from ._foreign import lower_foreign as lower_foreign
     from ._foreign import on_the_fleet as on_the_fleet
+    from ._jax_step import NamedStep as NamedStep
+    from ._jax_step import jax_step as jax_step
     from ._leaks import explaining_leaks as explaining_leaks
     from ._leaks import leak_error as leak_error
     from ._leaks import refuse_traced as refuse_traced

@@ -21,6 +21,7 @@ import numpy as np
 from meshwright.config import Layout
 from meshwright.contrib.function_plans import (
     FUNCTION_PRIORS,
+    ForeignPrograms,
     FunctionSpace,
     checked_space,
     function_space,
@@ -31,7 +32,6 @@ from meshwright.hardware import Fleet
 from meshwright.planning import Search
 from meshwright.programs import (
     Candidates,
-    ForeignPrograms,
     RunFacts,
     Settings,
     request_of,

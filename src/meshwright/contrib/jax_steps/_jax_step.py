@@ -3,7 +3,7 @@
 A function that you hold is traced and lowered in this process, as is a traced call. A function by its name is
 called in a process of its own, and returns the step with its arguments. Neither computes anything.
 
-Imports: `_weighed`, `compiler`. Used by: `_kinds`, `_function_plan`, and users as `mw.jax_step`.
+Used by: `programs`, by the entry point; users, as `mw.jax_step`; `contrib.causes`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from meshwright.compiler import RulesFile, TakesNoMesh
 from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
+from meshwright.programs import (
+    Candidates,
+    Program,
+    Settings,
+    knobs_of,
+    name_of,
+    request_of,
+    step_facts,
+    weigh_lowered,
+    weigh_request,
+)
 from meshwright.results import Phase, Weighing
-
-from ._program import Program, Settings, knobs_of, name_of, step_facts
-from ._requests import request_of
-from ._weighed import weigh_lowered, weigh_request
 
 if TYPE_CHECKING:
     import jax
-
-    from ._candidates import Candidates
 
 
 def jax_step(
@@ -92,13 +97,12 @@ class LiveStep(Program):
         facts = settings.run.facts(name_of(self.step))
         if self.rules is not None:
             RulesFile.read(self.rules).register()
-        from meshwright.registry import room
+        from ._live import lowered_call  # imports jax, as the caller has
 
         platform = "cpu" if settings.simulate else fleet.chip.platform
         settings.on_event(Phase(name="tracing"))
         kind = next(iter(fleet.chip.device_kinds), "")
-        steps = room("jax_steps")  # imports jax, as the caller has
-        lowered = steps.lowered_call(self.step, self.args, self.kwargs, platform, kind)
+        lowered = lowered_call(self.step, self.args, self.kwargs, platform, kind)
         return weigh_lowered(
             self.name,
             fleet,
@@ -143,11 +147,10 @@ class NamedStep(Program):
 
     def candidates(self, fleet: Fleet, search: Mapping[str, Sequence[str]], settings: Settings) -> Candidates:
         """Return the meshes and the arguments that the function declares."""
-        from meshwright.registry import room
+        from meshwright.contrib.function_plans import function_candidates
 
         hint = "fix its knobs with --fix KNOB=VALUE"
         settings.refuse(f"{self.function}, which is no configuration,", "overrides", "layout", hint=hint)
         facts = step_facts(settings.run, self.function)
         rules = None if self.rules is None else RulesFile.read(self.rules)
-        function_candidates = room("function_plans").function_candidates
         return function_candidates(self.function, fleet, search, facts, rules)
