@@ -141,7 +141,8 @@ def _imports_private_modules(path: Path) -> bool:
 
 
 ROOMS_OF_VERBS = (
-    "api.", "contrib.calibration._calibrate", "contrib.causes._reconcile_verb", "contrib.sweeps._sweep"
+    "api.", "contrib.calibration._calibrate", "contrib.causes._reconcile_verb",
+    "contrib.fleet_plans._fleet_plans", "contrib.sweeps._sweep",
 )  # fmt: skip
 
 
