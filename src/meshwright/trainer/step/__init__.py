@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._matrices import MatrixDims as MatrixDims
     from ._matrices import merged_entry as merged_entry
     from ._optimizer import EightBits as EightBits
-    from ._optimizer import by_matrix as by_matrix
     from ._optimizer import is_eight_bits as is_eight_bits
     from ._optimizer import is_hidden_matrix as is_hidden_matrix
     from ._optimizer import is_matrix as is_matrix

@@ -1,4 +1,4 @@
-"""Find the matrices of single layers in the arrays of parameters, and let an update see each of them alone.
+"""Find the matrices of single layers in the arrays of parameters.
 
 Layers are stacked along their own dim, and a matrix's inputs or outputs may span several dims (attention:
 embed, and heads x head_dim).
@@ -10,14 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import optax
 from jax.sharding import PartitionSpec
 
 from meshwright.sharding import EXPERTS, TABLE_ROWS
-from meshwright.trainer.models import Parameter, is_parameter
+from meshwright.trainer.models import Parameter
 
-Tree = Any
 STACKED = ("chunks", "layers", "first_layers", *EXPERTS)  # dims that stack several parameters of one kind
 OUTER = (*TABLE_ROWS, "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
@@ -86,55 +83,6 @@ def matrix_dims(parameter: Parameter) -> MatrixDims:
                     return MatrixDims(stack=stack, first=first, second=second, inputs_first=inputs_first)
         raise AssertionError(f"no dims of {parameter} have its fan_in")
     return MatrixDims(stack=stack, first=rest)
-
-
-def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.GradientTransformation:
-    """Wrap `update` to see each layer's matrices and vectors as separate arrays of two dims or one.
-
-    Its state has a part for each number of stacked dims. "single": none. "stacked": one leading dim, for the
-    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts. A
-    pipeline's chunks are one dim more, which no name counts: the state's parts are those of any layout.
-    """
-    dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
-    num_chunk_dims = max((int("chunks" in p.dims) for p in _declarations(declared)), default=0)
-    num_stacked = {"stacked": 1 + num_chunk_dims, "single": 0, "experts": 2 + num_chunk_dims}
-    parts = {name: _stacked(update, count) for name, count in num_stacked.items()}
-
-    def flat(tree: Tree) -> dict[str, Tree]:
-        def part(name: str) -> Tree:
-            def leaf(dims: MatrixDims, x: Any) -> Any:
-                is_in = len(dims.stack) == num_stacked[name]
-                return x.reshape(dims.flat_shape(x.shape)) if is_in else optax.MaskedNode()
-
-            return jax.tree.map(leaf, dims, tree, is_leaf=lambda d: isinstance(d, MatrixDims))
-
-        return {name: of_part for name in parts if jax.tree.leaves(of_part := part(name))}
-
-    def init(params: Tree) -> Tree:
-        return {name: parts[name].init(tree) for name, tree in flat(params).items()}
-
-    def apply(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
-        gradients, values = flat(updates), flat(params)
-        new = {name: parts[name].update(gradients[name], state[name], values[name]) for name in state}
-
-        def whole(x: Any, *changes: Any) -> Any:
-            return next(y for y in changes if not isinstance(y, optax.MaskedNode)).reshape(x.shape)
-
-        changed = jax.tree.map(whole, updates, *(changes for changes, _ in new.values()))
-        return changed, {name: moments for name, (_, moments) in new.items()}
-
-    return optax.GradientTransformation(init, apply)
-
-
-def _declarations(declared: Tree) -> list[Parameter]:
-    return jax.tree.leaves(declared, is_leaf=is_parameter)
-
-
-def _stacked(update: optax.GradientTransformation, num_dims: int) -> optax.GradientTransformation:
-    """Wrap `update` to see each part of arrays with `num_dims` leading dims more."""
-    for _ in range(num_dims):
-        update = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
-    return update
 
 
 def merged_entry(side: tuple[int, ...], spec: PartitionSpec) -> Any:

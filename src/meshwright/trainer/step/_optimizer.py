@@ -20,7 +20,7 @@ from meshwright.registry import room
 from meshwright.sharding import axis_size, parameter_spec
 from meshwright.trainer.models import Parameter, is_parameter
 
-from ._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, merged_entry
+from ._matrices import is_hidden_matrix, is_matrix, matrix_dims, merged_entry
 
 Tree = Any
 
@@ -100,7 +100,7 @@ class _Declared:
         return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
 
     def by_matrix(self, update: optax.GradientTransformation) -> optax.GradientTransformation:
-        return by_matrix(update, self._declared)
+        return room("adafactor").by_matrix(update, self._declared)
 
 
 def owner_of(path: tuple[Any, ...], parameters: dict[str, Parameter]) -> tuple[str, Parameter] | None:
