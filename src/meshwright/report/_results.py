@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rich.console import Console, RenderableType
 
-from meshwright.registry import room
 from meshwright.results import Weighing
 
 from ._render import terminal
@@ -100,6 +99,12 @@ def document_of(result: object, *, verbose: bool = False, more: str = MORE) -> D
 
 
 def _made(module: str, function: str, result: object) -> Document:
-    home = import_module(f"{__package__}.{module}") if module.startswith("_") else room(module)
+    home: Any
+    if module.startswith("_"):
+        home = import_module(f"{__package__}.{module}")
+    else:
+        from meshwright.registry import room  # a weighing needs none
+
+        home = room(module)
     make: Any = getattr(home, function)
     return make(result)
