@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.config import TARGETS
+from meshwright.contrib.lora import TARGETS
 
 Row = Mapping[str, str]
 

@@ -22,16 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from _record import write_record
 
+from meshwright.contrib.experts import Axes, Grouping, Tiles, by_matrix, grouping_for, of_matrices, tiles_of
 from meshwright.trainer.models.eight_bits import FORWARD
-from meshwright.trainer.models.grouped_products import (
-    Axes,
-    Grouping,
-    Tiles,
-    by_matrix,
-    grouping_for,
-    of_matrices,
-    tiles_of,
-)
 
 # Experts of one device, inputs, outputs, and rows.
 SHAPES = {

@@ -88,6 +88,8 @@ def answer(tree: Path, command: list[str], scratch: Path) -> dict[str, Any]:
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """Yield each field that differs, with both values."""
     if isinstance(before, dict) and isinstance(after, dict):
+        if path.endswith("by_line"):
+            before, after = _by_file(before), _by_file(after)
         for key in sorted({*before, *after}):
             if key != "source_line" and (key not in ("seconds", "cached") or not path.endswith("compile")):
                 yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
@@ -96,6 +98,14 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
             yield from differences(*pair, f"{path}[{place}]")
     elif before != after:
         yield f"{path}: {str(before)[:100]} -> {str(after)[:100]}"
+
+
+def _by_file(lines: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the values of lines by the file that has them, since lines move within it."""
+    files: dict[str, list[str]] = {}
+    for line, value in sorted(lines.items(), key=lambda item: json.dumps(item[1], sort_keys=True)):
+        files.setdefault(line.rpartition(":")[0], []).append(json.dumps(value, sort_keys=True))
+    return files
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ CASES = [
     ("wide turns", "fsdp=2,tensor=4", "dots-attention"),
     ("further tokens", "fsdp=2,context=2,tensor=2", "full"),
     ("turns", "fsdp=2,context=2,tensor=2", "dots-attention"),
-    # Experts in groups of two layers take five times as long to compile; tests/models/test_experts.py and
+    # Experts in groups of two layers take five times as long to compile; tests/contrib/experts and
     # tests/contrib/context_attention/test_ring.py have their parts on layouts.
     pytest.param("sinks", "fsdp=2,context=2,tensor=2", "dots-attention", marks=pytest.mark.wide),
     pytest.param("few keys", "fsdp=2,tensor=4", "none", marks=pytest.mark.wide),

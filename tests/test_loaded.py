@@ -26,7 +26,7 @@ def test_a_weighing_from_the_cache_loads_few_modules():
 def test_a_worker_loads_the_modules_of_its_model_alone():
     found = size.loaded_by_worker(PRESET, FLEET)
     assert len(found) <= size.MOST_LOADED, found
-    others = ("experts", "latent_attention", "adapters", "eight_bits", "splash_attention")
+    others = ("eight_bits", "splash_attention")
     assert not {f"meshwright.trainer.models.{name}" for name in others} & set(found)
     others = tuple(f"meshwright.{room}" for room in ("report", "results", "contrib"))
     assert not [name for name in found if name.startswith(others)]

@@ -45,6 +45,7 @@ def test_without_the_room_models_of_others_are_refused_in_words_and_presets_are_
     [
         (lambda: model_of(load_config("linear").model), r"'linear' of 'meshwright\.toy_models'"),
         (lambda: open_data(load_config("resnet18-fashion")), r"'images' of 'meshwright\.rooms'"),
+        (lambda: model_of(load_config("bytes-moe").model).parameters(), r"'experts' of 'meshwright\.rooms'"),
         (lambda: History(file="", rows=()).to_html(), r"'pages' of 'meshwright\.rooms'"),
         (lambda: join(Place(launcher="Slurm")), r"'clusters' of 'meshwright\.rooms'"),
     ],

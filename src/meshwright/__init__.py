@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .contrib.explain import explain_file as explain_file
     from .contrib.finishing import Operations as Operations
     from .contrib.fleet_plans import FleetPlans as FleetPlans
-    from .contrib.fleet_plans import plan_fleets as plan_fleets
+    from .contrib.fleet_plans._fleet_plans import plan_fleets as plan_fleets
     from .contrib.gate import Gate as Gate
     from .contrib.gate import Limits as Limits
     from .contrib.gate import Reading as Reading

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import meshwright
 from meshwright.compiler import (
     SCHEMA,
     TEXTS,
@@ -173,3 +176,17 @@ def test_the_record_is_plain_json(compiled, tmp_path):
     fields = json.loads((tmp_path / "compiled.json").read_text())
     assert fields["mesh_axes"] == [["fsdp", 4], ["tensor", 2]]
     assert fields["arguments"][0]["moment"] == "mu"
+
+
+def test_a_program_is_compiled_anew_where_a_room_that_its_step_asks_for_has_changed():
+    package = Path(meshwright.__file__).parent
+    asked = {
+        room
+        for name in _request.SOURCES
+        for file in (package / name).rglob("*.py")
+        for room in re.findall(r'\broom\("(\w+)"\)', file.read_text())
+    }
+    of_words = {"config_words", "sharding_words"}
+    read_before = {"hub", "scripts"}  # what they find is in the request
+    assert asked - of_words - read_before <= {Path(name).name for name in _request.SOURCES}
+    assert {"experts", "lora", "pipelines"} <= asked

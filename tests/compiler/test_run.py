@@ -195,8 +195,8 @@ def compiled(request_for, tmp_path, monkeypatch):
 REAL_ASSEMBLER = """
 import sys
 from pathlib import Path
-from meshwright.worker import _assembler, _main
-_assembler.SCRIPT = ""  # cannot be started, so XLA goes on to the real one
+from meshwright.worker import _optimised, _main
+_optimised.SCRIPT = ""  # cannot be started, so XLA goes on to the real one
 _main.may_fail_late = lambda *_: True  # so that machine code is waited for
 _main.main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
 """

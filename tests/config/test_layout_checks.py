@@ -14,7 +14,6 @@ from meshwright.config import (
     on_nearest_layout,
     overridden,
     resolve_batch,
-    resolve_dispatch,
     ticks_of,
 )
 from meshwright.errors import InputError
@@ -447,35 +446,6 @@ def test_domains_of_experts_divide_their_devices():
         check_layout(run, Layout.parse("expert=2"))
     with pytest.raises(InputError, match="expert_domains = 4, but no axis of the layout splits the experts"):
         check_layout(run, Layout.parse("data=2"))
-
-
-QWEN = ("model.num_experts=128", "model.experts_per_token=8")
-
-
-@pytest.mark.parametrize(
-    ("fleet", "layout", "changes", "domains"),
-    [
-        ("16xH100", "expert=16", (), 2),
-        ("64xH100", "fsdp=8,expert=8", (), None),  # inside a host
-        ("64xH100", "expert=8,fsdp=8", (), 8),  # each device of a group in a host of its own
-        ("64xH100", "expert=16,fsdp=4", (), 8),
-        ("128xH100", "expert=128", (), None),  # 16 hosts, to each of which half a choice goes
-        ("128xH100", "expert=128", ("model.router_groups=16", "model.router_groups_chosen=4"), 16),
-        ("144xGB200", "fsdp=9,expert=16", (), None),  # a group straddles the racks of 72 unevenly
-        ("144xGB200", "context=9,expert=4,tensor=4", ("fold_experts=both",), 2),
-        ("24xH100", "expert=4,data=6", (), None),  # in hosts 0, 0, 1 and 2
-        ("16xA100-PCIe-80GB", "expert=16", (), None),  # as slow inside a host as between hosts
-        ("16xMI300X", "expert=16", (), 2),
-        ("16xH100", "expert=16", ("model.experts_per_token=1",), None),
-        ("16xH100", "expert=16", ("model.capacity_factor=1.0",), None),
-        ("16xH100", "expert=16", ("expert_domains=1",), 1),
-        ("16xH100", "context=2,expert=2,tensor=4", ("fold_experts=both",), 2),
-        ("v5e-16", "expert=16", (), None),
-    ],
-)
-def test_rows_are_sent_once_to_the_domains_of_experts(fleet, layout, changes, domains):
-    run = load_config("llama3-8b", [*QWEN, *changes])
-    assert resolve_dispatch(run, Layout.parse(layout), Fleet.parse(fleet)).expert_domains == domains
 
 
 def test_pieces_of_a_sequence_hold_what_a_convolution_reads_before_the_next_one():

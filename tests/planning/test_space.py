@@ -13,7 +13,6 @@ from meshwright.config import (
     load_config,
     overridden,
     resolve_batch,
-    resolve_dispatch,
 )
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -222,33 +221,3 @@ def test_estimates_know_what_expert_divides_and_what_zero1_gathers_once():
     model = runs[0].model
     inputs = 64 * 64 * 4 * 2  # one sequence of 64, 64 wide, of two blocks
     assert bounds == [pytest.approx(12 * model.num_parameters / 8 + inputs)] * 2
-
-
-@pytest.mark.parametrize(
-    ("fleet", "changes"),
-    [
-        ("16xH100", []),
-        ("24xH100", ["fold_experts=context"]),
-        ("64xH100", ["fold_experts=both"]),
-        ("72xGB200", []),
-        ("144xGB200", ["fold_experts=both"]),
-        ("16xMI300X", []),
-        ("16xL40S", []),
-        ("v5e-16", ["expert_domains=2"]),
-    ],
-)
-def test_estimates_send_rows_as_the_step_would(fleet, changes):
-    """With the domains that a run has on a layout, given by hand, its estimate is the same."""
-    target = Fleet.parse(fleet)
-    sizes = ("model.num_experts=144", "model.experts_per_token=8", "batch.sequences=576")
-    run = load_config("bytes-moe", [*changes, *sizes, "model.capacity_factor=none"])
-    candidates = space_of(run, target, parsed_knobs(["offload=none", "remat=full", "stage=1"])).candidates
-    once = 0
-    for row in np.random.default_rng(0).permutation(len(candidates))[:40]:
-        own = candidates[[row]]
-        resolved = resolve_dispatch(run, candidates.layout(row), target)
-        given = resolved.model_copy(update={"expert_domains": resolved.expert_domains or 1})
-        once += (resolved.expert_domains or 1) > 1
-        found = [estimate(each, machine_of(target, None), own).seconds[0] for each in (run, given)]
-        assert found[0] == found[1]
-    assert (once > 3) == (fleet != "72xGB200")

@@ -286,7 +286,7 @@ ELSEWHERE = {
     "name": "names the run in records and reports, and is part of the cache's key",
     "layout": "says which mesh the step is built on",
     "fold_experts": "spreads experts over devices, and here is one: tests/test_layouts_of_options.py",
-    "expert_domains": "is of experts over devices, and here is one: tests/models/test_dropless.py",
+    "expert_domains": "is of experts over devices, and here is one: tests/contrib/experts/test_dropless.py",
     "batch.sequences_per_replica": "gives batch.sequences: tests/config/test_layout_checks.py",
     "pipeline": "is of the stages, and here is one: tests/contrib/pipelines/test_pipeline.py",
     "pipeline_chunks": "is of the stages, and here is one: tests/contrib/pipelines/test_pipeline.py",

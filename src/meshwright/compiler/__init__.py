@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._record import SIMULATED as SIMULATED
     from ._record import STATUS_FILE as STATUS_FILE
     from ._record import STDERR_FILE as STDERR_FILE
+    from ._record import STEP_ROOMS as STEP_ROOMS
     from ._record import TARGET_COMPILER as TARGET_COMPILER
     from ._record import TEXTS as TEXTS
     from ._record import Argument as Argument

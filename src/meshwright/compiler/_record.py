@@ -197,11 +197,14 @@ def read_text(folder: os.PathLike[str] | str, name: str) -> str:
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13", "libtpu")
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
-SOURCES = (
-    "compiler", "config", "contrib/context_attention", "contrib/jax_steps",
-    "contrib/linear_algebra", "contrib/muon", "contrib/pipelines", "contrib/state_mixers",
-    "contrib/toy_models", "hlo", "sharding", "trainer/models", "trainer/step", "worker",
+STEP_ROOMS = (
+    "context_attention", "eight_bit_states", "experts", "further_tokens", "latent_attention", "lora", "muon",
+    "offload", "pipelines", "state_mixers", "toy_models",
 )  # fmt: skip
+"""Rooms outside the core of which a run's step may have a part."""
+_STEP_FOLDERS = ("compiler", "config", "hlo", "sharding", "trainer/models", "trainer/step", "worker")
+SOURCES = (*_STEP_FOLDERS, *(f"contrib/{name}" for name in (*STEP_ROOMS, "jax_steps", "linear_algebra")))
+"""Folders and files of this package that decide what is compiled of a request, and what is recorded of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

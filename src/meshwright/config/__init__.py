@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._expert_rows import TILE_ROWS as TILE_ROWS
-    from ._expert_rows import domains_of_dispatch as domains_of_dispatch
-    from ._expert_rows import reached as reached
-    from ._expert_rows import reached_by as reached_by
     from ._expert_rows import resolve_dispatch as resolve_dispatch
-    from ._expert_rows import rows_between as rows_between
-    from ._expert_rows import sent_rows as sent_rows
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
@@ -61,7 +55,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import trainable as trainable
     from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
-    from ._lora import TARGETS as TARGETS
     from ._lora import LoraConfig as LoraConfig
     from ._model_kind import ModelKind as ModelKind
     from ._model_kind import ModelSizes as ModelSizes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import InputError
 
 from ._layout import ACTIVATION_RULES, EXPERT_DIMS, PARAMETER_RULES, ZERO1_AXES, Layout, Ticks
-from ._lora import NF4_BLOCK
+from ._lora import lora_room
 from ._run_config import RunConfig
 from ._section import Problem, input_error, near_divisors, near_multiples, or_list
 from ._transformer import TransformerModel
@@ -136,7 +136,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
             axes = tuple(axis for axis in over if layout.size(axis) > 1) or (axis,)
             problems += _domain_problems(config, layout, axes)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
-    problems += _block_problems(config, layout)
+    if config.lora.rank is not None and config.lora.base == "nf4":
+        problems += lora_room().block_problems(config, layout)
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
@@ -384,21 +385,6 @@ def _hint_of_replicas(axes: Sequence[str], layout: Layout, sizes: Mapping[str, i
     if best == 1:
         return ""
     return f"use data={layout.size('data') * fsdp // best},fsdp={best} in place of fsdp={fsdp}"
-
-
-def _block_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
-    """Yield the dimensions whose blocks of frozen numbers in four bits do not divide over their axis."""
-    model = config.model
-    if config.lora.rank is None or config.lora.base != "nf4" or not isinstance(model, TransformerModel):
-        return
-    for axis, name, size in (("fsdp", "embed_dim", model.embed_dim), ("tensor", "mlp_dim", model.mlp_dim)):
-        blocks = size // math.gcd(size, NF4_BLOCK)
-        if blocks % layout.size(axis):
-            what = (
-                f'= "nf4" makes {blocks} blocks of model.{name} = {size}, which do not divide over {axis} = '
-            )
-            hint = f'use {axis}={or_list(near_divisors(blocks, layout.size(axis)))}, or base = "compute"'
-            yield "lora.base", f"{what}{layout.size(axis)}", hint
 
 
 def _context_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

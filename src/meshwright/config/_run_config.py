@@ -13,7 +13,7 @@ from meshwright.units import format_count
 
 from ._expert_rows import dispatch_problems
 from ._layout import FoldedExperts, Layout, PipelineSchedule
-from ._lora import LoraConfig, lora_problems
+from ._lora import LoraConfig, lora_room
 from ._models import Model
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, least_steps, schedule_problems
 from ._remat import Remat, remat_problems
@@ -512,7 +512,7 @@ class RunConfig(Section):
         if self.lora.rank is None:
             return self.model.num_parameters
         assert isinstance(self.model, TransformerModel), "lora_problems refuses adapters of other models"
-        return self.lora.num_parameters(self.model)
+        return lora_room().num_adapter_parameters(self.lora, self.model)
 
     @property
     def batch_unit(self) -> str:
@@ -573,7 +573,7 @@ class RunConfig(Section):
                 *self._model_problems(),
                 *self._data_problems(),
                 *self._offload_problems(),
-                *lora_problems(self.lora, self.model, zero1=self.zero1),
+                *(lora_room().lora_problems(self) if self.lora.rank is not None else ()),
                 *self._batch_problems(),
                 *schedule_problems(self.schedule, self.steps),
                 *self._size_problems(),
@@ -583,9 +583,9 @@ class RunConfig(Section):
 
     def _offload_problems(self) -> Iterator[Problem]:
         if self.offload != "none":
-            from ._offload import offload_problems
+            from meshwright.registry import room  # a room outside the core
 
-            yield from offload_problems(self)
+            yield from room("offload").offload_problems(self)
 
     def _model_problems(self) -> Iterator[Problem]:
         """Yield settings that need blocks, sequences or products in eight bits, where the model has none."""

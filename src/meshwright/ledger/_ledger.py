@@ -100,7 +100,7 @@ def _load_in_words(routing: Routing | None) -> tuple[str, ...]:
 
     No byte depends on the load: a compiled step has buffers of a fixed size. With a capacity factor they are
     all there is. Otherwise they hold an even share and a spare, and what exceeds them follows in rounds whose
-    buffers the program has too (`trainer.models.dropless`).
+    buffers the program has too (`contrib.experts`).
     """
     if routing is None or routing.ways == 1:  # with one, each device multiplies its own tokens alone
         return ()

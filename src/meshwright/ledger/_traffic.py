@@ -112,7 +112,7 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
 
 
 def is_of_experts(op_name: str) -> bool:
-    """Return whether an operation stands in the scope of experts (`trainer.models.experts`), router apart.
+    """Return whether an operation stands in the scope of experts (`contrib.experts`), router apart.
 
     >>> is_of_experts("jit(step)/jvp(layers)/while/body/mlp_block/experts/shard_map/up/dot_general")
     True

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._closed_form import Form as Form
     from ._estimates import Estimates as Estimates
     from ._estimates import estimate as estimate
+    from ._messages import seconds_of as seconds_of
     from ._search import Priors as Priors
     from ._search import Search as Search
     from ._search import SearchOutcome as SearchOutcome

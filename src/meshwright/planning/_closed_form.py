@@ -34,7 +34,7 @@ from meshwright.config import (
 )
 from meshwright.predict import Machine, attention_seconds
 
-from ._expert_dispatch import domains_by_candidate, exchange_seconds
+from ._expert_dispatch import dispatch_of
 from ._fitted import (
     ATTENTION_BACKWARD,
     BACKWARD_BYTES,
@@ -87,7 +87,6 @@ from ._space import (
 from ._state import (
     Weights,
     bytes_of_state,
-    mlp_share_of,
     num_layers_of,
     share_of_tables,
     weights_of,
@@ -156,7 +155,7 @@ class Form:
         strides = candidates.strides().astype(float)
         domain = float(machine.devices_per_domain)
         self.members = np.clip(np.floor(domain / strides), 1, sizes)
-        self.domains = domains_by_candidate(config, machine, sizes, strides, self.expert_axes)
+        self.dispatch = dispatch_of(config, machine, (sizes, strides), self.expert_axes, self.whole_experts)
 
     # Memory
 
@@ -256,7 +255,7 @@ class Form:
     @cached_property
     def mlp_share(self) -> Any:
         """The rows of the MLP's products per token."""
-        return mlp_share_of(self.config, self.tokens, self.whole_experts, self.domains)
+        return 1.0 if self.dispatch is None else self.dispatch.rows_per_token(self.tokens)
 
     def _kept(self) -> Numbers:
         """Return the bytes of each token that a block keeps by the policy."""
@@ -600,11 +599,11 @@ class Form:
 
     def _expert_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two exchanges over `expert`."""
+        if self.dispatch is None:
+            return np.zeros_like(self.tokens)
         row_bytes = self.width * self.activation_bytes / self.tensor
-        sizes = self.candidates.sizes[:, self.expert_axes].prod(axis=1).astype(float)
         members = self.members[:, self.expert_axes].prod(axis=1)
-        rows, groups = (self.tokens, self.tokens * self.mlp_share), (sizes, members, self.domains)
-        return 2 * exchange_seconds(self.config, self.machine, rows, row_bytes, groups)
+        return 2 * self.dispatch.exchange_seconds(self.tokens, self.mlp_share, row_bytes, members)
 
     def _head(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return the seconds of embedding and head for one microbatch: products, memory, gathers in excess.

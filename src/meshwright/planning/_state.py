@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.config import TILE_ROWS, RunConfig, TransformerModel, sent_rows
+from meshwright.config import RunConfig, TransformerModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,33 +50,6 @@ def num_layers_of(config: RunConfig) -> tuple[float, float]:
     """Return the number of a transformer's layers, and of the first without experts; else 1 and 0."""
     model = config.model
     return (model.num_layers, model.num_first_layers) if isinstance(model, TransformerModel) else (1, 0)
-
-
-def mlp_share_of(
-    config: RunConfig,
-    tokens: NDArray[np.float64],
-    expert: NDArray[np.float64],
-    domains: NDArray[np.float64],
-) -> Any:
-    """Return the rows of the MLP's products per token: 1, or the rows of experts' buffers.
-
-    Args:
-        tokens: of a microbatch on a device, by candidate.
-        expert: the devices of a group of experts.
-        domains: to each of which a token's row is sent once.
-    """
-    model = config.model
-    if not isinstance(model, TransformerModel) or model.num_experts is None:
-        return 1.0
-    factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
-    shared = model.shared_dim / model.mlp_dim
-    if factor is not None:
-        return min(factor * chosen, experts) + shared
-    members = np.maximum(expert / domains, 1.0)
-    fair = tokens * chosen / members  # rows for each device of a domain
-    sent = np.where(expert > 1, sent_rows(fair), fair) * members / tokens
-    padding = TILE_ROWS / 2 * experts / (expert * tokens)  # half a tile of each expert
-    return np.minimum(sent + padding, experts) + shared
 
 
 def share_of_tables(

@@ -43,7 +43,6 @@ from meshwright.ledger import (
     traced_kernel_of,
 )
 
-from ._dispatch import copies_once
 from ._formulas import attention_seconds, collective_seconds
 from ._rate_files import runs
 from ._rates import Machine
@@ -506,6 +505,8 @@ def transfer_of(
     sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
     crossing = crossing_bytes(message, domains, members, slices=machine.is_tpu)
     if routing is not None and message.moves_tokens and message.kind == "all-to-all":
+        from ._dispatch import copies_once
+
         row_bytes = message.payload_bytes / routing.num_chosen  # of all tokens, one row each
         sent, crossing = (row_bytes * copies for copies in copies_once(routing, domains, size))
     inside = 0.0

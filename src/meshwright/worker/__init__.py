@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from ._assembler import Gate as Gate
-    from ._assembler import put_assembler as put_assembler
     from ._deviceless import callbacks_without_devices as callbacks_without_devices
     from ._deviceless import devices_of_kind as devices_of_kind
     from ._deviceless import libraries_of_plugin as libraries_of_plugin
@@ -19,9 +17,11 @@ if TYPE_CHECKING:
     from ._main import check_mesh_of_slices as check_mesh_of_slices
     from ._main import device_coordinates as device_coordinates
     from ._main import set_environment as set_environment
+    from ._optimised import Gate as Gate
     from ._optimised import is_steady as is_steady
     from ._optimised import may_fail_late as may_fail_late
     from ._optimised import optimised as optimised
+    from ._optimised import put_assembler as put_assembler
     from ._reports import are_written as are_written
     from ._reports import bytes_in as bytes_in
     from ._reports import could_not_compile as could_not_compile

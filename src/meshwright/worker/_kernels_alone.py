@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ._assembler import put_assembler
+from ._optimised import put_assembler
 from ._traced_kernels import PALLAS
 
 

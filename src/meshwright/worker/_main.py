@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from meshwright.compiler import (
@@ -59,8 +60,7 @@ from meshwright.compiler import (
 from meshwright.errors import CompileError, InputError, MeshwrightError
 from meshwright.subprocesses import begin_phase, end_after, guard
 
-from ._assembler import Gate, put_assembler
-from ._optimised import is_steady, may_fail_late, optimised
+from ._optimised import Gate, is_steady, may_fail_late, optimised, put_assembler
 from ._reports import OutOfMemory, are_written, bytes_in, could_not_compile, program_in, texts_in
 
 if TYPE_CHECKING:
@@ -281,11 +281,10 @@ def _lowered(
 ) -> tuple[Any, Any]:
     """Return the step traced, and lowered for the request's platform."""
     if request.function is None:
-        from ._host_memory import name_memories
-
         traced = step.trace(*arguments)
         lowered = traced.lower(lowering_platforms=(request.platform,))
-        name_memories(request, traced, lowered)
+        if (host_memory := _memory_of_hosts(request)) is not None:
+            host_memory.name_memories(request, traced, lowered)
         return traced, lowered
     from ._deviceless import devices_of_kind
 
@@ -491,8 +490,7 @@ def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> t
     import jax
     import numpy as np
 
-    from ._host_memory import is_on_host
-
+    host_memory = _memory_of_hosts(request)
     names = traced.jaxpr.jaxpr.debug_info.arg_names
     leaves = jax.tree.leaves(arguments)
     assert len(names) == len(leaves), f"{len(names)} argument names for {len(leaves)} arrays"
@@ -509,12 +507,21 @@ def _arguments(traced: Any, lowered: Any, arguments: Any, request: Request) -> t
                 dtype=str(dtype),
                 device_bytes=int(np.prod(shard)) * dtype.itemsize,
                 replicated=shard == shape,
-                host=is_on_host(str(name), tuple(shape), request),
+                host=host_memory is not None and host_memory.is_on_host(str(name), tuple(shape), request),
                 moment=_moment(str(name)),
                 axes=_axes(sharding, request),
             )
         )
     return tuple(found)
+
+
+def _memory_of_hosts(request: Request) -> ModuleType | None:
+    """Return what tells the hosts' memory apart, for a step of ours that keeps a part of its state there."""
+    if (request.config or {}).get("offload", "none") == "none":
+        return None
+    from . import _host_memory
+
+    return _host_memory
 
 
 def _axes(sharding: Any, request: Request) -> tuple[str, ...]:

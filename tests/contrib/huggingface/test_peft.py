@@ -12,11 +12,11 @@ from meshwright import Session, train
 from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.contrib.huggingface import export_huggingface, export_peft
+from meshwright.contrib.lora import dequantised_array, to_codes
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
 from meshwright.trainer.checkpoint import checkpoint_of, restore
-from meshwright.trainer.models import Context, dequantised_array, model_of
-from meshwright.trainer.models.quantised import to_codes
+from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.step import build_step, whole_parameters
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.config import TARGETS
+from meshwright.contrib.lora import TARGETS
 from meshwright.errors import InputError, nearest_name
 
 from ._documents import tables_of, text_of

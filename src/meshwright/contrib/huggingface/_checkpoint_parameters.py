@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.config import holds_layers
+from meshwright.contrib.lora import CODES, SCALES, dequantised_array
 from meshwright.trainer.checkpoint import Found, whole_array
-from meshwright.trainer.models import CODES, SCALES, dequantised_array
 
 HELD = 3  # arrays in host memory at once: queries, keys and values may lie side by side in theirs
 

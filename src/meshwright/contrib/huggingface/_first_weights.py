@@ -19,10 +19,10 @@ import numpy as np
 
 from meshwright.config import RunConfig, TransformerModel, holds_layers
 from meshwright.contrib.hub import FAMILIES, family_of, reads_text_alone
+from meshwright.contrib.lora import CODES, SCALES, matrix_of, quantised_part
 from meshwright.errors import InputError
 from meshwright.files import read_json
 from meshwright.sharding import num_chunks_of, shape_of_layers
-from meshwright.trainer.models import CODES, SCALES, matrix_of, quantised_part
 
 from ._mxfp4 import unpacking
 from ._other_names import by_other_names, of_text_part

@@ -22,6 +22,7 @@ import numpy as np
 
 from meshwright.config import LoraConfig, RunConfig, TransformerModel
 from meshwright.contrib.hub import FAMILIES, huggingface_of_model
+from meshwright.contrib.lora import adapted_products
 from meshwright.errors import InputError
 from meshwright.trainer.checkpoint import Found, StoredArray
 
@@ -110,7 +111,7 @@ class Merged(Mapping[Key, np.ndarray]):
 
 
 def _adapted(model: TransformerModel, lora: LoraConfig) -> set[Key]:
-    return {(stretch.name, *place) for stretch in model.stretches for place in lora.products(model)}
+    return {(stretch.name, *place) for stretch in model.stretches for place in adapted_products(lora, model)}
 
 
 def _modules(weights: tuple[Weight, ...], model: TransformerModel, lora: LoraConfig) -> Iterator[_Module]:

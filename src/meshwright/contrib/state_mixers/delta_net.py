@@ -24,8 +24,8 @@ from jaxtyping import Array
 from meshwright.config import TransformerModel
 from meshwright.trainer.models import Context, Parameter
 from meshwright.trainer.models.attention import Documents
-from meshwright.trainer.models.latent_attention import Project
 from meshwright.trainer.models.norms import normalised
+from meshwright.trainer.models.products import Project
 
 from .chunked_scan import Steps
 from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions

@@ -24,7 +24,7 @@ from jaxtyping import Array
 from meshwright.config import TransformerModel
 from meshwright.trainer.models import Context, Parameter
 from meshwright.trainer.models.attention import HEADS, Documents
-from meshwright.trainer.models.latent_attention import Project
+from meshwright.trainer.models.products import Project
 
 from .chunked_scan import Steps
 from .state_mixer import CHANNELS, Arrays, mixed, with_convolutions

@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from meshwright.config import RunConfig
+from meshwright.contrib.offload import with_stand_ins
 from meshwright.trainer.data import TokenReader
 from meshwright.trainer.loop import Sampled
 from meshwright.trainer.models import Context, model_of
-from meshwright.trainer.models.host_layers import with_stand_ins
 from meshwright.trainer.models.transformer import Transformer
 from meshwright.trainer.step import FORMATS
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiler import digest_of_sources, installed_versions, user_flags
+from meshwright.compiler import STEP_ROOMS, digest_of_sources, installed_versions, user_flags
 from meshwright.config import InstructionData, RunConfig
 from meshwright.trainer.checkpoint import Found
 from meshwright.trainer.data import data_identity, files_identity
@@ -25,7 +25,7 @@ JAX_SETTINGS = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
     "jax_numpy_dtype_promotion", "jax_debug_nans",
 )  # fmt: skip
-ROOMS = ("context_attention", "images", "muon", "pipelines", "state_mixers", "texts", "toy_models")
+ROOMS = (*STEP_ROOMS, "images", "texts", "trained")
 SOURCES = ("compiler", "config", "sharding", "trainer", *(f"contrib/{name}" for name in ROOMS))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 DIGITS = 16  # of a hash in a message

@@ -21,15 +21,7 @@ from ._base_model import Parameter as Parameter
 from ._base_model import Tree as Tree
 from ._base_model import initial_parameters as initial_parameters
 from ._base_model import is_parameter as is_parameter
-from ._base_model import with_adapters as with_adapters
 from ._base_model import with_experts_over as with_experts_over
-from .quantised import CODES as CODES
-from .quantised import SCALES as SCALES
-from .quantised import dequantised_array as dequantised_array
-from .quantised import matrix_of as matrix_of
-from .quantised import quantised_declarations as quantised_declarations
-from .quantised import quantised_parameters as quantised_parameters
-from .quantised import quantised_part as quantised_part
 
 TOY_MODELS = "meshwright.toy_models"
 MODELS: dict[type[_config.ModelKind], tuple[str, str] | type[Model]] = {

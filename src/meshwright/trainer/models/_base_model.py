@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from meshwright.config import EXPERT_DIMS, FoldedExperts, LoraConfig
+from meshwright.config import EXPERT_DIMS, FoldedExperts
 from meshwright.sharding import AnyMesh, activation_spec, gather, on_each_device, pin, whole_size
 
 Tree = Any  # a pytree: nested dicts and lists of leaves
@@ -137,14 +137,6 @@ class Model(ABC):
         """
         return ()
 
-    def adapters(self, lora: LoraConfig) -> Tree:
-        """Return the declarations of adapters, a tree that `with_adapters` puts beside the parameters.
-
-        Raises:
-            NotImplementedError: the model has none; a run's checks refuse `lora` for it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no adapters")
-
     @abstractmethod
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
@@ -184,22 +176,6 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
         return normal * (parameter.gain / math.sqrt(parameter.fan_in))
 
     return jax.tree_util.tree_map_with_path(one, declared, is_leaf=is_parameter)
-
-
-def with_adapters(parameters: Tree, adapters: Tree) -> Tree:
-    """Return parameters and adapters as one tree; the leaves of both are the same objects as before.
-
-    >>> with_adapters({"layers": [{"query": 1}]}, {"layers": [{"query_adapter": {"a": 2}}]})
-    {'layers': [{'query': 1, 'query_adapter': {'a': 2}}]}
-    """
-    if isinstance(parameters, list) and isinstance(adapters, list):
-        return [with_adapters(*pair) for pair in zip(parameters, adapters, strict=True)]
-    if not (isinstance(parameters, dict) and isinstance(adapters, dict)):
-        raise AssertionError(f"an adapter lies where a parameter does: {parameters} and {adapters}")
-    shared = {
-        name: with_adapters(parameters[name], adapters[name]) for name in adapters if name in parameters
-    }
-    return {**parameters, **adapters, **shared}
 
 
 def is_parameter(leaf: object) -> bool:

@@ -31,8 +31,6 @@ from jax._src import dispatch
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
-from .attention_sinks import gradient_of_sinks, with_sinks
-
 AXIS = "context"
 MAX_BLOCKS = 16
 MIN_BLOCK = 128
@@ -252,6 +250,8 @@ def _cudnn_attention_forward(
 ) -> tuple[Array, tuple[Array | None, ...]]:
     out, log_sum_exp = _cudnn_forward(query, key, value, bias, how)
     if sinks is not None:
+        from .attention_sinks import with_sinks
+
         out, log_sum_exp = with_sinks(out, log_sum_exp, sinks)
     return out, (query, key, value, bias, sinks, log_sum_exp, out)
 
@@ -259,7 +259,11 @@ def _cudnn_attention_forward(
 def _cudnn_attention_backward(how: _How, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
     query, key, value, bias, sinks, log_sum_exp, out = saved
     gradients = _cudnn_backward(query, key, value, bias, how, (log_sum_exp, out, d_out))
-    d_sinks = None if sinks is None else gradient_of_sinks(out, log_sum_exp, sinks, d_out)
+    d_sinks = None
+    if sinks is not None:
+        from .attention_sinks import gradient_of_sinks
+
+        d_sinks = gradient_of_sinks(out, log_sum_exp, sinks, d_out)
     return (*gradients, d_sinks) if len(gradients) == 4 else (*gradients, None, d_sinks)
 
 

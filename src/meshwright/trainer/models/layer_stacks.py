@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from meshwright.config import LoraConfig, Stretch, TransformerModel, block_policies
+from meshwright.config import Stretch, TransformerModel, block_policies
+from meshwright.registry import room
 from meshwright.sharding import axis_size, num_shards, ring_size
 
 from ._base_model import Context, Parameter, Tree, is_parameter
@@ -44,17 +45,10 @@ class LayerStack:
 
     def parameters(self) -> Tree:
         """Return the declarations of all layers: stacked by the blocks' parts, or a list if unrolled."""
-        return self._of_layers([block.declared for block in self.period])
+        return self.of_layers([block.declared for block in self.period])
 
-    def adapters(self, lora: LoraConfig) -> Tree:
-        """Return the declarations of the layers' adapters."""
-        from .adapters import adapter_parameters
-
-        return self._of_layers(
-            [adapter_parameters(block.declared, self.config, lora) for block in self.period]
-        )
-
-    def _of_layers(self, period: list[Tree]) -> Tree:
+    def of_layers(self, period: list[Tree]) -> Tree:
+        """Return declarations of all layers from those of one period's blocks."""
         count = self.stretch.num_layers
         if self.config.unroll:
             return [period[layer % len(period)] for layer in range(count)]
@@ -140,14 +134,12 @@ class LayerStack:
 
     def _fetched(self, stand_in: Tree, place: int, number: Array, context: Context) -> Tree:
         """Return the parameters of the layer `number`, from 1, which wait in the hosts' memory."""
-        from .host_layers import fetched
-
         assert context.held is not None, "no layers wait in the hosts' memory"
         stacks, size = context.held, len(self.period)
         index, before = number - 1 - self.stretch.first, self.rows(place % size)
         each = self._rows_of_period
         at = {part: index if size == 1 else index // size * each[part] + before[part] for part in stand_in}
-        return fetched(stand_in, {part: stacks[part] for part in stand_in}, at)
+        return room("offload").fetched(stand_in, {part: stacks[part] for part in stand_in}, at)
 
     def apply(
         self, layers: Tree, x: Array, context: Context, documents: Documents | None

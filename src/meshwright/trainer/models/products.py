@@ -7,6 +7,7 @@ writes the gradient as it is summed. The sum over the tokens of all devices is t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from jaxtyping import Array
 
 ADAPTER = "_adapter"
 """Ends the name of an adapter, which lies beside its product's matrix."""
+Project = Callable[[Array, str], Array]
+"""Returns the product of an activation with the matrix of a name among a mixer's."""
 
 
 def num_inputs_of(name: str) -> int:

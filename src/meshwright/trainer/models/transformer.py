@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
-from meshwright.config import FIRST_LAYERS, LoraConfig, TransformerModel
+from meshwright.config import FIRST_LAYERS, TransformerModel
+from meshwright.registry import room
 from meshwright.sharding import look_up, num_shards, token_axes
 
 from ._base_model import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree
@@ -28,12 +29,8 @@ class Transformer(Model):
 
     def __init__(self, config: TransformerModel) -> None:
         super().__init__(config)
-        self._stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
-        self._further = None
-        if config.mtp_layers:
-            from .further_tokens import FurtherTokens
-
-            self._further = FurtherTokens(config)
+        self.stacks = {stretch.name: LayerStack(config, stretch) for stretch in config.stretches}
+        self._further = room("further_tokens").FurtherTokens(self) if config.mtp_layers else None
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
@@ -54,7 +51,7 @@ class Transformer(Model):
         declared: Tree = {"embedding": embedding, "final_norm": norm_parameters(c)}
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
-        declared |= {name: stack.parameters() for name, stack in self._stacks.items()}
+        declared |= {name: stack.parameters() for name, stack in self.stacks.items()}
         declared |= {} if self._further is None else self._further.parameters()
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
@@ -62,7 +59,7 @@ class Transformer(Model):
 
     def layers_with(self, stretch: str, part: str) -> list[int]:
         """Return the layers, from 0, that the rows of one part of a stretch's blocks belong to."""
-        return self._stacks[stretch].layers_with(part)
+        return self.stacks[stretch].layers_with(part)
 
     @property
     def _rows_of_embedding(self) -> str:
@@ -77,11 +74,7 @@ class Transformer(Model):
         """
         if self.config.unroll or {"fsdp", "expert"} & set(token_axes(context.mesh)):
             return ()
-        return tuple(name for name, stack in self._stacks.items() if not stack.unrolls(context))
-
-    def adapters(self, lora: LoraConfig) -> Tree:
-        """Declare the adapters of the layers."""
-        return {name: stack.adapters(lora) for name, stack in self._stacks.items()}
+        return tuple(name for name, stack in self.stacks.items() if not stack.unrolls(context))
 
     def hidden(
         self, parameters: Tree, tokens: Array, context: Context, segments: Array | None = None
@@ -94,9 +87,9 @@ class Transformer(Model):
             segments: the number of each token's document in its window, same shape. None: one document.
         """
         documents = self._documents(segments, context)
-        x = self._embedded(parameters, tokens, context, documents)
+        x = self.embedded(parameters, tokens, context, documents)
         balances: list[Balance | None] = []
-        for name, stack in self._stacks.items():
+        for name, stack in self.stacks.items():
             x, balance = stack.apply(parameters[name], x, context, documents)
             balances.append(balance)
         return self._normed(parameters, x, context), joined(balances)
@@ -110,7 +103,7 @@ class Transformer(Model):
         c = self.config
         return None if segments is None else documents_of(segments, context, c.head_dim, c.value_dim)
 
-    def _embedded(
+    def embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
     ) -> Float[Array, "batch sequence embed"]:
         """Return the first block's input for `tokens`, in ring order over `context`, sharded as residuals."""
@@ -161,46 +154,24 @@ class Transformer(Model):
                 same shape: a document's first token is not predicted and does not count in the mean. With
                 `answers` of the same shape, only tokens marked by 1 are.
         """
-        tokens, segments = _inputs(batch)
+        tokens, segments = inputs_of(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
-        loss = self._loss_of(parameters, hidden, self.targets(batch, context), context)
+        loss = self.loss_of(parameters, hidden, self.targets(batch, context), context)
         further = None
         if self._further is not None and context.training:
-            further, more = self._further_loss(parameters, batch, hidden, context)
+            further, more = self._further.loss(parameters, batch, hidden, context)
             loss, balance = loss + self.config.mtp_loss * further, joined([balance, more])
         metrics = {} if balance is None else balance_metrics(balance)
         if metrics and context.training:
             loss = loss + self.config.balancing_loss * metrics["balancing_loss"]
         return loss, Outcome({}, metrics if further is None else {**metrics, "mtp_loss": further})
 
-    def _further_loss(
-        self, parameters: Tree, batch: Batch, hidden: Array, context: Context
-    ) -> tuple[Float[Array, ""], Balance | None]:
-        """Return the mean loss of the modules that predict further tokens, and their `Balance`.
-
-        A token that is `k` places too far is no target; nor is one of another document than the next token.
-        """
-        assert self._further is not None, "the model has no such modules"
-        tokens, segments = _inputs(batch)
-        documents = self._documents(segments, context)
-        losses, balances = list[Array](), list[Balance | None]()
-        for number, name in enumerate(self._further.names, 1):
-            later = _shifted(tokens, number, 0)
-            embedded = self._embedded(parameters, later, context, documents)
-            hidden, balance = self._further.hidden(
-                parameters[name], number, embedded, hidden, context, documents
-            )
-            targets = self.targets(batch, context, number)
-            losses.append(self._loss_of(parameters, hidden, targets, context))
-            balances.append(None if balance is None else jax.tree.map(lambda a: a[None], balance))
-        return jnp.mean(jnp.stack(losses)), joined(balances)
-
     # The parts of `loss` of a pipeline: `step` calls `embed`, then `apply_group`, then `head_loss`.
 
     def embed(self, parameters: Tree, batch: Batch, context: Context) -> Array:
         """Return the first block's input."""
-        tokens, segments = _inputs(batch)
-        return self._embedded(parameters, tokens, context, self._documents(segments, context))
+        tokens, segments = inputs_of(batch)
+        return self.embedded(parameters, tokens, context, self._documents(segments, context))
 
     def group_size(self, context: Context) -> int:
         """Return the number of layers after which their kinds and their policies repeat."""
@@ -213,15 +184,15 @@ class Transformer(Model):
     @property
     def _shared(self) -> LayerStack:
         """The layers that stages share."""
-        return self._stacks["layers"]
+        return self.stacks["layers"]
 
     def for_layers(self, batch: Batch, context: Context) -> Documents | None:
         """Return the documents of a batch's windows; None if each is one."""
-        return self._documents(_inputs(batch)[1], context)
+        return self._documents(inputs_of(batch)[1], context)
 
     def first_layers(self, parameters: Tree, x: Array, used: Documents | None, context: Context) -> Array:
         """Apply the layers that have no experts, before those that have."""
-        return self._stacks[FIRST_LAYERS].apply(parameters[FIRST_LAYERS], x, context, used)[0]
+        return self.stacks[FIRST_LAYERS].apply(parameters[FIRST_LAYERS], x, context, used)[0]
 
     def apply_group(
         self, layers: list[Tree], x: Array, documents: Documents | None, context: Context, first: Array
@@ -252,23 +223,24 @@ class Transformer(Model):
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
         if "answers" in batch:
             targets = jnp.where(batch["answers"][:, 1:] == 1, targets, LEFT_OUT)
-        targets = _shifted(targets, further, LEFT_OUT)
+        targets = shifted(targets, further, LEFT_OUT)
         if segments is not None:
-            own = _shifted(segments[:, 1:], further, LEFT_OUT) == segments[:, :-1]
+            own = shifted(segments[:, 1:], further, LEFT_OUT) == segments[:, :-1]
             targets = jnp.where(own, targets, LEFT_OUT)
         return Targets(in_ring_order(targets, context.mesh), gaps=segments is not None or further > 0)
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
         """Return some positions' contribution to the loss, from the last block's output `x`."""
-        return self._loss_of(parameters, self._normed(parameters, x, context), targets, context)
+        return self.loss_of(parameters, self._normed(parameters, x, context), targets, context)
 
     def summarize(self, balance: Balance | None) -> dict[str, Array]:
         """Return a batch's metrics from the `Balance` of microbatches and layers [microbatches, layers]."""
         return {} if balance is None else jax.tree.map(jnp.mean, jax.vmap(balance_metrics)(balance))
 
-    def _loss_of(
+    def loss_of(
         self, parameters: Tree, hidden: Array, targets: Targets, context: Context
     ) -> Float[Array, ""]:
+        """Return the mean cross entropy of positions, from the head's input."""
         head = self.head(parameters, context)
         c = self.config
         return mean_cross_entropy(
@@ -289,12 +261,12 @@ def _by_rows(x: Array, context: Context) -> Array:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
-def _shifted(rows: Array, places: int, last: int) -> Array:
+def shifted(rows: Array, places: int, last: int) -> Array:
     """Return rows [batch, sequence] that begin `places` later, and end with as many times `last`."""
     return rows if not places else jnp.pad(rows[:, places:], ((0, 0), (0, places)), constant_values=last)
 
 
-def _inputs(batch: Batch) -> tuple[Array, Array | None]:
+def inputs_of(batch: Batch) -> tuple[Array, Array | None]:
     """Return all tokens but each row's last, and their segments if windows hold several documents."""
     segments = batch.get("segments")
     return batch["tokens"][:, :-1], None if segments is None else segments[:, :-1]

@@ -18,7 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
 from meshwright.config import GLOBAL_ATTENTION, LayerKind, TransformerModel
-from meshwright.sharding import gather, num_repeats, num_shards, ring_size, rows_here, sequence_length
+from meshwright.registry import load_registered, room
+from meshwright.sharding import num_repeats, num_shards, ring_size, rows_here, sequence_length
 
 from ._base_model import RESIDUAL, Context, Parameter, Tree
 from .activations import LEARNED, hidden_units, xielu_parameters
@@ -27,7 +28,6 @@ from .grad_scheduling import delay_weight_grads
 from .loss import Balance
 from .norms import normalised
 from .products import ADAPTER, num_inputs_of, product
-from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, HIDDEN, PRODUCT, SECOND_PRODUCT
 from .rotary import grown, rotated, score_factor, turns_of
 
@@ -85,8 +85,6 @@ class Block:
         if kind.mixer == "attention":
             declared[self._part] = self._attention_parameters()
         elif kind.mixer is not None:
-            from meshwright.registry import load_registered
-
             declared[kind.mixer] = load_registered(MIXERS, kind.mixer).parameters(c)
         if c.layer_factor:
             factor = Parameter(shape=(1,), dims=("one",), initial="ones", wide=True)
@@ -95,9 +93,9 @@ class Block:
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
             declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
         if kind.mlp == "experts":
-            from .experts import expert_parameters
+            from meshwright.registry import room
 
-            declared["experts"] = expert_parameters(c)
+            declared["experts"] = room("experts").expert_parameters(c)
             named = ("experts_norm", "experts_out_norm", "shared_out_norm")[: 3 if c.shared_dim else 2]
             declared |= dict.fromkeys(named, norm_parameters(c)) if c.expert_norms else {}
             if c.shared_dim:
@@ -127,9 +125,7 @@ class Block:
             matrices["output_gate"] = matrices["query"]
         declared: dict[str, Parameter] = {}
         if c.latent_rank is not None:
-            from .latent_attention import latent_parameters
-
-            declared, matrices = latent_parameters(c), {}
+            declared, matrices = room("latent_attention").latent_parameters(c), {}
         with_bias = {"query", "key", "value"} if c.qkv_bias else set[str]()
         with_bias = set(matrices) if c.bias else with_bias | {"output"} if c.output_bias else with_bias
         declared |= _products(matrices, sizes, with_bias)
@@ -212,8 +208,6 @@ class Block:
         def project(x: Array, name: str) -> Array:
             return self._project(x, matrices, mixer, name, context)
 
-        from meshwright.registry import load_registered
-
         mixing = load_registered(MIXERS, mixer)  # a room outside the core
         out = mixing.apply(h, layer[mixer], project, self.config, context, documents)
         return self._mixed(out, layer, context)
@@ -231,14 +225,15 @@ class Block:
         c = self.config
         if self.kind.mlp == "mlp":
             return self._mlp(h, layer, "mlp", context), None
-        from .experts import expert_mlp, router_input
+        from meshwright.registry import room
 
-        split, routed = context.pin(h, *RESIDUAL), None
+        experts, split, routed = room("experts"), context.pin(h, *RESIDUAL), None
         entering = split
         if c.expert_norms:
             entering = normed(x, layer["experts_norm"], c, context, splits=True)
-            routed = context.pin(router_input(x, layer["experts"], c, context), *RESIDUAL)
-        out, balance = expert_mlp(entering, layer["experts"], c, context, routed)
+            routed = context.pin(experts.router_input(x, layer["experts"], c, context), *RESIDUAL)
+        found: tuple[Array, Balance] = experts.expert_mlp(entering, layer["experts"], c, context, routed)
+        out, balance = found
         out = self._normed_after(out, layer, "experts_out_norm", context)
         if c.shared_dim:
             shared = self._shared(h, split, layer, context)
@@ -268,10 +263,9 @@ class Block:
             return self._project(x, layer, self._part, name, context)
 
         if c.latent_rank is not None:
-            from .latent_attention import latent_projections
-
             turns = turns_of(c, sequence_length(h.shape[1], context.mesh)) if is_turned else None
-            return latent_projections(h, layer[self._part], project, turns, places, c, context)
+            held = layer[self._part]
+            return room("latent_attention").latent_projections(h, held, project, turns, places, c, context)
         query, key = (project(h, name) for name in ("query", "key"))
         value = key if c.global_key_is_value else project(h, "value")
         if c.value_norm:
@@ -326,10 +320,8 @@ class Block:
                     from .eight_bits import projected_in_eight_bits
 
                     return projected_in_eight_bits(x, layer[group][name], dims, context)
-                return _projected(x, context.gather(layer[group][name], *dims), context)
-            # The matrix is computed from its four bits, and again in the backward pass.
-            held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))
-            return jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *held)
+                return projected(x, context.gather(layer[group][name], *dims), context)
+            return room("lora").projected_by_codes(x, layer[group], name, dims, context)  # in four bits
 
     def _placed(self, y: Array, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """Return the product `y` of `x`, sharded by its dims, with its adapter and its bias added."""
@@ -339,11 +331,8 @@ class Block:
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
             if f"{name}{ADAPTER}" in layer[group]:
-                from .adapters import apply_adapter
-
-                y = y + apply_adapter(
-                    x, layer[group][f"{name}{ADAPTER}"], self.declared[group][name], context
-                )
+                adapter, matrix = layer[group][f"{name}{ADAPTER}"], self.declared[group][name]
+                y = y + room("lora").apply_adapter(x, adapter, matrix, context)
             if f"{name}_bias" in layer[group]:
                 y = y + for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
@@ -471,7 +460,7 @@ def _norm_names(config: TransformerModel) -> tuple[str, ...]:
     return {"before": ("norm",), "after": ("out_norm",), "both": ("norm", "out_norm")}[config.norm_place]
 
 
-def _projected(x: Array, weight: Array, context: Context) -> Array:
+def projected(x: Array, weight: Array, context: Context) -> Array:
     """Return x . W for `x` [batch, sequence, inputs] and `weight` [inputs, outputs], each of several dims.
 
     On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice as
@@ -493,11 +482,3 @@ def _product_of(context: Context) -> Callable[[Array, Array, int], Array]:
 
     on_cpu = context.platform == "cpu"
     return lambda x, weight, num_contracted: fp8_product(x, weight, num_contracted, on_cpu)
-
-
-def _projected_by_codes(
-    x: Array, codes: Array, scales: Array, *, dims: tuple[str, ...], context: Context
-) -> Array:
-    """Return x . W for a matrix that is held in four bits."""
-    codes, scales = (gather(part, context.mesh, part.dtype, *dims) for part in (codes, scales))
-    return _projected(x, dequantised(codes, scales, context.dtype), context)

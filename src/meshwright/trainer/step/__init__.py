@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._build import build_step as build_step
     from ._build import whole_over_replicas as whole_over_replicas
     from ._build import whole_parameters as whole_parameters
-    from ._eight_bits import codes_of as codes_of
-    from ._eight_bits import values_of as values_of
     from ._gradients import FIRST_SCALE as FIRST_SCALE
     from ._gradients import FORMATS as FORMATS
     from ._gradients import GOOD_STEPS as GOOD_STEPS
@@ -28,16 +26,27 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._gradients import only_axes as only_axes
     from ._gradients import rows_spec as rows_spec
     from ._gradients import without_axes as without_axes
+    from ._matrices import MatrixDims as MatrixDims
     from ._matrices import merged_entry as merged_entry
+    from ._optimizer import EightBits as EightBits
     from ._optimizer import by_matrix as by_matrix
+    from ._optimizer import is_eight_bits as is_eight_bits
     from ._optimizer import is_hidden_matrix as is_hidden_matrix
     from ._optimizer import is_matrix as is_matrix
     from ._optimizer import matrix_dims as matrix_dims
     from ._optimizer import moment_shardings as moment_shardings
     from ._optimizer import optimizer_of as optimizer_of
+    from ._optimizer import parameters_by_path as parameters_by_path
     from ._optimizer import schedule_of as schedule_of
     from ._padded_tables import spec_in_step as spec_in_step
+    from ._state_formats import MomentFormats as MomentFormats
     from ._state_formats import by_chance as by_chance
+    from ._state_formats import formats_of_moments as formats_of_moments
     from ._state_formats import rounded_as as rounded_as
+    from ._update import Change as Change
+    from ._update import Scalars as Scalars
+    from ._update import Update as Update
+    from ._update import on_host as on_host
+    from ._update import stacked_layers as stacked_layers
 
 __getattr__, __dir__ = names_on_first_use(__name__)

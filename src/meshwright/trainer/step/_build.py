@@ -9,8 +9,8 @@ Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` ar
 format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.
 
 Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
-and back after it, so its bytes cross the host's link twice per step. So may stacked layers (`host_layers`): a
-pass fetches each layer, and the update copies them as it does moments, one layer after another (`_update`).
+and back after it, so its bytes cross the host's link twice per step. So may stacked layers: a pass fetches
+each layer, and the update copies them as it does moments, one layer after another (`contrib.offload`).
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
 sharded over `data` and `context` too, and each device updates its part. Gradients are reduce-scattered over
 both. Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
@@ -39,6 +39,7 @@ from meshwright.config import (
     num_stacked_layers,
     padded_layers,
 )
+from meshwright.registry import room
 from meshwright.sharding import (
     AnyMesh,
     activation_spec,
@@ -55,9 +56,6 @@ from meshwright.trainer.models import (
     initial_parameters,
     is_parameter,
     model_of,
-    quantised_declarations,
-    quantised_parameters,
-    with_adapters,
     with_experts_over,
 )
 
@@ -66,7 +64,7 @@ from . import _state_formats as _formats
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
-from ._update import Change, Scalars, Update, on_host
+from ._update import Change, Scalars, Update, on_host, stacked_layers
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -129,7 +127,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     ) -> tuple[Array, Outcome]:
         context = replace(context_of(key), sums=sums, held=frozen if holds else None)
         if frozen is not None and not holds:
-            parameters = with_adapters(frozen, parameters)
+            parameters = whole_parameters({"frozen": frozen, "parameters": parameters})
         return model.loss(parameters, model_state, batch, context)
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
@@ -173,9 +171,7 @@ def _split(config: RunConfig, parameters: Tree) -> tuple[Tree, Tree]:
     """
     if not config.waits("parameters"):
         return parameters, None
-    from meshwright.trainer.models.host_layers import with_stand_ins
-
-    return with_stand_ins(parameters)
+    return room("offload").with_stand_ins(parameters)
 
 
 def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
@@ -202,8 +198,6 @@ def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters:
 
 def _pipeline_of(*parts: Any) -> Any:
     """Return the pipeline of a run over several stages, by a room outside the core."""
-    from meshwright.registry import room
-
     return room("pipelines").pipeline_of(*parts)
 
 
@@ -218,17 +212,14 @@ def _sums_of(config: RunConfig, model: Model, used: Tree, context: Context) -> C
     mesh = context.mesh
     in_step = jax.tree.map(lambda s: s.spec, _by_dims(used, mesh, config.zero1, in_step=True))
     axes = replica_axes(mesh, config.zero1)
-    of_frozen: Tree = None
-    if config.waits("parameters"):
-        from meshwright.trainer.models.host_layers import stacks
-
-        of_frozen = stacks(in_step)
+    of_frozen = stacked_layers(in_step) if config.waits("parameters") else None
     return partial(grads.gradients_by_replica, summed=summed, axes=axes, in_step=in_step, of_frozen=of_frozen)
 
 
 def whole_parameters(state: Tree) -> Tree:
     """Return all parameters with which the model computes: those that are trained, and the frozen ones."""
-    return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
+    trained = state["parameters"]
+    return room("lora").with_adapters(state["frozen"], trained) if "frozen" in state else trained
 
 
 def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree, Tree]:
@@ -261,10 +252,8 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
             for name in changes if name in declared
         }  # fmt: skip
         return None, {**declared, **changed}
-    frozen = whole
-    if config.lora.base == "nf4":
-        frozen = quantised_declarations(frozen)
-    return frozen, model.adapters(config.lora)
+    adapters = room("lora")
+    return adapters.frozen_declarations(config, whole), adapters.adapter_declarations(model, config.lora)
 
 
 def _init_of(
@@ -306,11 +295,9 @@ def _without_padding(num_layers: int, declared: Parameter, x: Array) -> Array:
 
 def _frozen_parameters(config: RunConfig, model: Model, root: Key[Array, ""]) -> Tree:
     """Return the frozen parameters of a new run, drawn as if they were trained, in their format."""
-    base, declared = config.lora.base, model.parameters()
-    dtype = jnp.float32 if base == "fp32" else grads.FORMATS[config.precision]
+    declared = model.parameters()
     drawn = initial_parameters(declared, jax.random.fold_in(root, 0))
-    drawn = jax.tree.map(lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter)
-    return quantised_parameters(drawn) if base == "nf4" else drawn
+    return room("lora").frozen_parameters(config, declared, drawn)
 
 
 def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) -> dict[str, Array]:
@@ -368,9 +355,9 @@ def _step(update: Update, gradients: _Gradients, shardings: Tree) -> Any:
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             excess = gradient
             if bias_rate:
-                from ._balance import without_excess
+                from meshwright.registry import room
 
-                gradient = without_excess(gradient)
+                gradient = room("experts").without_excess(gradient)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
@@ -403,9 +390,9 @@ def _inspect(gradients: _Gradients, holds: bool) -> Any:
         value, _, gradient = gradients(state, batch)
         parameters = state["parameters"]
         if holds:
-            from meshwright.trainer.models.host_layers import in_space
-
-            parameters = in_space(parameters, jax.memory.Space.Device)
+            space = jax.memory.Space.Device
+            layers = jax.tree.map(lambda x: jax.device_put(x, space), stacked_layers(parameters))
+            parameters = {**parameters, **layers}
         inspected = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
         return jax.tree.map(lambda x: jnp.sum(~jnp.isfinite(x)), inspected)  # integers are always finite
 
@@ -466,9 +453,7 @@ def abstract_state(
     in_host = lambda s, x: s.with_memory_kind(HOST) if x.ndim else s  # noqa: E731
     for name in on_host:
         if name == "parameters":
-            from meshwright.trainer.models.host_layers import stacks
-
-            held = stacks(declared)
+            held = stacked_layers(declared)
             shardings[name] |= {n: jax.tree.map(in_host, shardings[name][n], shapes[name][n]) for n in held}
         elif name in shapes:
             shardings[name] = jax.tree.map(in_host, shardings[name], shapes[name])

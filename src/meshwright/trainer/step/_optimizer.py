@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,25 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright import config as sections
-from meshwright.sharding import axes_of, axis_size, parameter_spec
+from meshwright.registry import room
+from meshwright.sharding import axis_size, parameter_spec
 from meshwright.trainer.models import Parameter, is_parameter
 
-from ._eight_bits import EightBits, blocks_of, is_eight_bits
 from ._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, merged_entry
 
 Tree = Any
+
+
+class EightBits(NamedTuple):
+    """A moment in eight bits: codes in the parameter's shape, and the scales of its blocks."""
+
+    codes: Any
+    scales: Any
+
+
+def is_eight_bits(x: Any) -> bool:
+    """Return whether a leaf of a state is a moment in eight bits."""
+    return isinstance(x, EightBits)
 
 
 def schedule_of(config: sections.RunConfig) -> optax.Schedule:
@@ -84,8 +96,6 @@ class _Declared:
         hidden = self.split(lambda parameter: parameter, optax.MaskedNode())
         parameters = jax.tree.leaves(hidden, is_leaf=is_parameter)
         arrays, structure = jax.tree.flatten(matrices)
-        from meshwright.registry import room
-
         orthogonal = room("muon").orthogonal
         return structure.unflatten(orthogonal(parameters, arrays, num_steps, self._mesh, self._zero1))
 
@@ -139,25 +149,13 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
         name, parameter = owned
         spec = parameter_spec(parameter.dims, mesh, zero1, parameter.shape)
         if is_eight_bits(moment):
-            scales = NamedSharding(mesh, _spec_of_scales(parameter, spec, mesh))
+            scales = NamedSharding(mesh, room("eight_bit_states").spec_of_scales(parameter, spec, mesh))
             return EightBits(codes=NamedSharding(mesh, spec), scales=scales)
         if moment.shape != parameter.shape:
             spec = _spec_of_sides(name.rpartition(".")[2], moment.shape, parameter, spec)
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding, state, is_leaf=is_eight_bits)
-
-
-def _spec_of_scales(parameter: Parameter, spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
-    """Return the PartitionSpec of the scales of a parameter's moment: as its dims, where blocks divide."""
-    blocks = blocks_of(parameter)
-    assert blocks is not None, parameter
-    padded = (*spec, *(None for _ in parameter.shape[len(spec) :]))
-    entries = [merged_entry(side, PartitionSpec(*padded)) for side in blocks.dims.sides]
-    axes = axes_of(entries[blocks.side])
-    if blocks.scales_shape[blocks.side] % math.prod(axis_size(mesh, axis) for axis in axes):
-        entries[blocks.side] = None
-    return PartitionSpec(*entries)
 
 
 def _spec_of_sides(

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from meshwright.config import RunConfig, StateConfig
+from meshwright.registry import room
 from meshwright.trainer.models import Parameter, is_parameter
 
-from ._eight_bits import Blocks, blocks_of, decoded, encoded
 from ._matrices import is_matrix
-from ._optimizer import owner_of, parameters_by_path
+from ._optimizer import EightBits, owner_of, parameters_by_path
 
 Tree = Any
 CUT = 0xFFFF_0000  # the bits of a float32 that a bfloat16 keeps
@@ -61,6 +61,14 @@ def with_master(parameters: Tree, master: Tree | None) -> Tree:
     return jax.tree.map(pick, master, parameters, is_leaf=lambda x: x is None)
 
 
+class _Blocks(Protocol):
+    """Keep a moment in eight bits: a room outside the core does."""
+
+    def encoded(self, x: Array, *, signed: bool) -> EightBits: ...
+
+    def decoded(self, kept: EightBits, *, signed: bool) -> Array: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MomentFormats:
     """The formats in which a run keeps the arrays of its optimizer's state.
@@ -91,16 +99,16 @@ class _Kept:
 
     is_bf16: bool = False
     signed: bool = True
-    blocks: Blocks | None = None
+    blocks: _Blocks | None = None
 
     def narrow(self, x: Array) -> Any:
         if self.blocks is not None:
-            return encoded(x, self.blocks, signed=self.signed)
+            return self.blocks.encoded(x, signed=self.signed)
         return x.astype(jnp.bfloat16) if self.is_bf16 else x
 
     def wide(self, x: Any) -> Array:
         if self.blocks is not None:
-            return decoded(x, self.blocks, signed=self.signed)
+            return self.blocks.decoded(x, signed=self.signed)
         return x.astype(jnp.float32) if self.is_bf16 else x
 
 
@@ -118,7 +126,7 @@ def formats_of_moments(config: RunConfig, declared: Tree, optimizer: Any) -> Mom
             return _Kept()
         name, parameter = owned
         if formats == "8bit" and x.shape == parameter.shape:
-            return _Kept(signed=signs[name], blocks=blocks_of(parameter))
+            return _Kept(signed=signs[name], blocks=room("eight_bit_states").blocks_of(parameter))
         return _Kept(is_bf16=formats == "bf16")
 
     return MomentFormats(kept=jax.tree_util.tree_map_with_path(one, jax.eval_shape(optimizer.init, shapes)))

@@ -1,15 +1,11 @@
 """Update what a step changes, parameters and moments, in the formats in which a run keeps them.
 
-What waits in the hosts' memory is copied to the devices for the update and back after it. Nothing but its use
-keeps XLA from copying it before the forward pass, and from holding all of it on the devices at once. So the
-copies wait for the gradients' norm, and stacked layers are updated one after another in a loop, which fetches
-a layer's arrays and puts them back where they were. That needs an optimizer that updates each number by
-itself (`by_number`); the moments of the others are all fetched at once.
+What waits in the hosts' memory is updated by a room outside the core.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -19,17 +15,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from meshwright.config import RunConfig, holds_layers
-from meshwright.trainer.models import Parameter, is_parameter
-from meshwright.trainer.models.host_layers import in_space
+from meshwright.registry import room
 
 from . import _state_formats as _formats
-from ._eight_bits import is_eight_bits
-from ._optimizer import optimizer_of, parameters_by_path
 
 Tree = Any
 ON_HOST = ("optimizer", "master")  # what `offload = "optimizer"` keeps there
-Space = jax.memory.Space
-REST = "rest"  # the owner of what is in no stack of layers
 
 
 class Change(NamedTuple):
@@ -60,15 +51,9 @@ class Update:
 
     def __call__(self, old: Tree, change: Change, scalars: Scalars, norm: Array) -> tuple[Tree, Array]:
         """Return the new state in place of `old`, and `norm`, for which the copies wait."""
-        waits = [name for name in on_host(self.config) if name in old]
-        if not waits:
+        if not any(name in old for name in on_host(self.config)):
             return self.whole(old, change, scalars), norm
-        waiting, norm = jax.lax.optimization_barrier(({name: old[name] for name in waits}, norm))
-        old = {**old, **waiting}
-        if self.config.optimizer.by_number and self.mesh.shape.get("stage", 1) == 1:
-            return _Layers(self, old, change, scalars).updated(), norm
-        new = self.whole({**old, **moved_parts(waiting, Space.Device)}, change, scalars)
-        return {**new, **moved_parts({name: new[name] for name in waits}, Space.Host)}, norm
+        return room("offload").updated(self, old, change, scalars, norm)
 
     def whole(self, old: Tree, change: Change, scalars: Scalars) -> Tree:
         """Return the new state from one that is on the devices."""
@@ -80,9 +65,9 @@ class Update:
         updates = jax.tree.map(lambda u: scalars.rate * u, updates)
         parameters = optax.apply_updates(wide, updates)
         if bias_rate:
-            from ._balance import with_moved_bias
+            from meshwright.registry import room
 
-            parameters = with_moved_bias(parameters, wide, change.excess, bias_rate)
+            parameters = room("experts").with_moved_bias(parameters, wide, change.excess, bias_rate)
         if state.moments == "8bit":
             moments = self.formats.narrowed(moments)
         new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": change.model_state}
@@ -93,130 +78,11 @@ class Update:
         return jax.tree.map(lambda new, old: jnp.where(scalars.applied, new, old), new, old)
 
 
-class _Layers:
-    """Update a state of which stacked layers wait on the host, one layer's arrays at a time.
-
-    The update sees the whole tree each time. Arrays of other layers and parameters have no numbers in it.
-    """
-
-    def __init__(self, update: Update, old: Tree, change: Change, scalars: Scalars) -> None:
-        config, optimizer = (
-            update.config,
-            optimizer_of(update.config, update.declared, update.mesh, clips=False),
-        )
-        self._update, self._scalars = replace(update, optimizer=optimizer), scalars
-        self._paths, self._stacks = parameters_by_path(update.declared), _stacks_of(update.declared)
-        if (clip := config.optimizer.clip_norm) is not None:
-            clipped, _ = optax.clip_by_global_norm(clip).update(change.gradient, optax.EmptyState())
-            change = change._replace(gradient=clipped)
-        given = {"change": change._asdict(), "state": old}
-        named, self._structure = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_eight_bits)
-        self._owners = [self._owner(path) for path, _ in named]
-        self._waits = [path[0].key == "state" and _is_on_host(path[1:], x, config) for path, x in named]
-        self._arrays = [_put(x, Space.Host) if w else x for (_, x), w in zip(named, self._waits, strict=True)]
-        self._state_structure = jax.tree.structure(old, is_leaf=is_eight_bits)
-        self._first = len(named) - self._state_structure.num_leaves  # of the state's arrays
-
-    def updated(self) -> Tree:
-        """Return the new state."""
-        new = self._run(REST, self._of(REST), self._scalars.key)
-        found = [self._back(i, x) for i, x in enumerate(new, self._first)]
-        for stack in dict.fromkeys(self._stacks.values()):
-            for i, x in self._updated_stack(stack).items():
-                found[i - self._first] = x
-        return self._state_structure.unflatten(found)
-
-    def _updated_stack(self, stack: str) -> dict[int, Any]:
-        arrays, key = self._of(stack), self._scalars.key
-        kept = [i for i in arrays if i >= self._first]
-
-        def update_layer(place: Array, stacks: list[Any]) -> list[Any]:
-            now = {**arrays, **dict(zip(kept, stacks, strict=True))}
-            layer = {i: jax.tree.map(lambda x: _layer(x, place), x) for i, x in now.items()}
-            new = self._run(stack, layer, None if key is None else jax.random.fold_in(key, place))
-            backs = [self._back(i, new[i - self._first]) for i in kept]
-            put = lambda x, layer: jax.lax.dynamic_update_slice_in_dim(x, layer, place, 0)  # noqa: E731
-            return [jax.tree.map(put, now[i], back) for i, back in zip(kept, backs, strict=True)]
-
-        length = jax.tree.leaves(arrays[kept[0]])[0].shape[0]
-        return dict(
-            zip(kept, jax.lax.fori_loop(0, length, update_layer, [arrays[i] for i in kept]), strict=True)
-        )
-
-    def _run(self, owner: str, taken: dict[int, Any], key: Key[Array, ""] | None) -> list[Any]:
-        """Update the arrays of one owner and return all of the state, the others' without numbers."""
-        arrays = [
-            _put(taken[i], Space.Device) if i in taken else x if not self._owners[i] else _without_numbers(x)
-            for i, x in enumerate(self._arrays)
-        ]
-        tree = self._structure.unflatten(arrays)
-        update = replace(self._update, formats=self._formats(owner))
-        new = update.whole(tree["state"], Change(**tree["change"]), self._scalars._replace(key=key))
-        return jax.tree.leaves(new, is_leaf=is_eight_bits)
-
-    def _of(self, owner: str) -> dict[int, Any]:
-        return {i: x for i, x in enumerate(self._arrays) if self._owners[i] == owner}
-
-    def _back(self, place: int, x: Any) -> Any:
-        return _put(x, Space.Host) if self._waits[place] else x
-
-    def _owner(self, path: tuple[Any, ...]) -> str:
-        """Return the stack of layers of which an array is; `REST` of another parameter's, "" of none's."""
-        tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
-        return next((self._stacks.get(tail, REST) for tail in tails if tail in self._paths), "")
-
-    def _formats(self, owner: str) -> _formats.MomentFormats:
-        """Return the formats of one owner's moments, of one layer if it is a stack."""
-
-        def one(path: tuple[Any, ...], p: Parameter) -> Parameter:
-            is_own = self._stacks.get(jax.tree_util.keystr(path)) == owner
-            return replace(p, shape=(1, *p.shape[1:])) if is_own else p
-
-        declared = jax.tree_util.tree_map_with_path(one, self._update.declared, is_leaf=is_parameter)
-        formats = _formats.formats_of_moments(self._update.config, declared, self._update.optimizer)
-        return formats.only(lambda path: self._owner(path) == owner)
-
-
-def _stacks_of(declared: Tree) -> dict[str, str]:
-    """Return the stack of layers of each stacked parameter, by the parameter's path: its group and length."""
-    leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
-    return {
-        jax.tree_util.keystr(path): f"{path[0].key} {p.shape[0]}"
-        for path, p in leaves
-        if p.dims[:1] == ("layers",)
-    }
-
-
-def _layer(x: Array, place: Array) -> Array:
-    return jax.lax.dynamic_index_in_dim(x, place, keepdims=True)
-
-
-def _put(x: Any, space: Any) -> Any:
-    return jax.tree.map(lambda x: jax.device_put(x, space), x)
-
-
-def _without_numbers(x: Any) -> Array:
-    return jnp.zeros((0,), jnp.float32 if is_eight_bits(x) else x.dtype)
-
-
 def on_host(config: RunConfig) -> tuple[str, ...]:
     """Return the parts of the state that wait in host memory; of parameters, only stacked layers."""
     return (*(ON_HOST * config.waits("moments")), *(("parameters",) * config.waits("parameters")))
 
 
-def _is_on_host(path: tuple[Any, ...], x: Any, config: RunConfig) -> bool:
-    """Return whether an array of the state waits there, given its path."""
-    if path[0].key not in on_host(config) or not (is_eight_bits(x) or x.ndim):
-        return False
-    return path[0].key != "parameters" or holds_layers(path[1].key)
-
-
-def moved_parts(state: Tree, space: Any) -> Tree:
-    """Copy parts of a state between host memory and the devices; of parameters, only stacked layers."""
-    copies = {"parameters": in_space}
-    return {name: copies.get(name, moved)(part, space) for name, part in state.items()}
-
-
-def moved(optimizer: Tree, space: Any) -> Tree:
-    """Copy moments between host memory and the devices, within a step; counts (scalars) stay."""
-    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, optimizer)
+def stacked_layers(parameters: Tree) -> Tree:
+    """Return the groups of parameters that are stacked layers."""
+    return {name: group for name, group in parameters.items() if holds_layers(name)}

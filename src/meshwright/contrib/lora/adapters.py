@@ -20,18 +20,46 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meshwright.config import LoraConfig, TransformerModel
+from meshwright.trainer.models import RESIDUAL, Context, Parameter, Tree
+from meshwright.trainer.models.products import ADAPTER, num_inputs_of, product
+from meshwright.trainer.models.transformer import Transformer
 
-from ._base_model import RESIDUAL, Context, Parameter
-from .products import ADAPTER, num_inputs_of, product
+from ._adapted_products import adapted_products
 
 
-def adapter_parameters(
+def adapter_declarations(model: Transformer, lora: LoraConfig) -> Tree:
+    """Declare the adapters of a model's layers, a tree that `with_adapters` puts beside the parameters."""
+    return {
+        name: stack.of_layers(
+            [_adapter_parameters(block.declared, model.config, lora) for block in stack.period]
+        )
+        for name, stack in model.stacks.items()
+    }
+
+
+def with_adapters(parameters: Tree, adapters: Tree) -> Tree:
+    """Return parameters and adapters as one tree; the leaves of both are the same objects as before.
+
+    >>> with_adapters({"layers": [{"query": 1}]}, {"layers": [{"query_adapter": {"a": 2}}]})
+    {'layers': [{'query': 1, 'query_adapter': {'a': 2}}]}
+    """
+    if isinstance(parameters, list) and isinstance(adapters, list):
+        return [with_adapters(*pair) for pair in zip(parameters, adapters, strict=True)]
+    if not (isinstance(parameters, dict) and isinstance(adapters, dict)):
+        raise AssertionError(f"an adapter lies where a parameter does: {parameters} and {adapters}")
+    shared = {
+        name: with_adapters(parameters[name], adapters[name]) for name in adapters if name in parameters
+    }
+    return {**parameters, **adapters, **shared}
+
+
+def _adapter_parameters(
     block: Mapping[str, Mapping[str, Parameter]], model: TransformerModel, lora: LoraConfig
 ) -> dict[str, dict[str, dict[str, Parameter]]]:
     """Declare the adapters of one block, by group and by name of the product with `ADAPTER`."""
     assert lora.rank is not None, "the run has no adapters"
     declared: dict[str, dict[str, dict[str, Parameter]]] = {}
-    for group, name in lora.products(model):
+    for group, name in adapted_products(lora, model):
         if group not in block:  # of layers of another kind
             continue
         matrix = block[group][name]

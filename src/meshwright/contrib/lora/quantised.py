@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,9 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
-from meshwright.config import GLOBAL_ATTENTION, NF4_BLOCK, TARGETS
+from meshwright.config import GLOBAL_ATTENTION, NF4_BLOCK, RunConfig
+from meshwright.sharding import gather
+from meshwright.trainer.models import Context, Parameter, Tree, is_parameter
+from meshwright.trainer.models.transformer_block import projected
+from meshwright.trainer.step import FORMATS
 
-from ._base_model import Parameter, Tree
+from ._adapted_products import TARGETS
 
 CODES, SCALES = "_codes", "_scales"
 """End the names of the two arrays that hold a matrix."""
@@ -41,8 +46,13 @@ _PRODUCTS = frozenset(place for places in TARGETS.values() for place in places) 
 _BORDERS = tuple((low + high) / 2 for low, high in itertools.pairwise(NF4))
 
 
-def quantised_declarations(declared: Tree) -> Tree:
-    """Return the declarations of frozen parameters with matrices of the blocks' products in four bits."""
+def frozen_declarations(config: RunConfig, declared: Tree) -> Tree:
+    """Return the declarations of frozen parameters from those of the model's.
+
+    With `base = "nf4"` matrices of the blocks' products are in four bits.
+    """
+    if config.lora.base != "nf4":
+        return declared
 
     def both(name: str, matrix: Parameter) -> dict[str, Parameter]:
         *rest, last = matrix.shape
@@ -54,14 +64,25 @@ def quantised_declarations(declared: Tree) -> Tree:
     return _with_products(declared, both)
 
 
-def quantised_parameters(parameters: Tree) -> Tree:
-    """Return the parameters as `quantised_declarations` declares them, from arrays of all of them."""
+def frozen_parameters(config: RunConfig, declared: Tree, drawn: Tree) -> Tree:
+    """Return frozen parameters in their format, as `frozen_declarations` declares them.
+
+    Args:
+        config: of the run.
+        declared: the model's declarations.
+        drawn: their numbers, in float32.
+    """
+    base = config.lora.base
+    dtype = jnp.float32 if base == "fp32" else FORMATS[config.precision]
+    held = jax.tree.map(lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter)
+    if base != "nf4":
+        return held
 
     def both(name: str, matrix: Array) -> dict[str, Array]:
         codes, scales = to_codes(matrix, jnp)
         return {f"{name}{CODES}": codes, f"{name}{SCALES}": scales}
 
-    return _with_products(parameters, both)
+    return _with_products(held, both)
 
 
 def block_of(size: int) -> int:
@@ -145,6 +166,29 @@ def dequantised(
     numbers.defvjp(lambda codes, scales: (numbers(codes, scales), codes.shape), backward)
     with jax.named_scope("dequantise"):
         return numbers(codes, scales)
+
+
+def projected_by_codes(
+    x: Array, held: Mapping[str, Array], name: str, dims: tuple[str, ...], context: Context
+) -> Array:
+    """Return x . W for a matrix that is held in four bits: it is computed, and again in the backward pass.
+
+    Args:
+        x: [batch, sequence, inputs].
+        held: the group's parameters of one layer.
+        name: of the matrix.
+        dims: its dimensions' names.
+        context: of the run.
+    """
+    parts = tuple(held[f"{name}{part}"] for part in (CODES, SCALES))
+    return jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *parts)
+
+
+def _projected_by_codes(
+    x: Array, codes: Array, scales: Array, *, dims: tuple[str, ...], context: Context
+) -> Array:
+    codes, scales = (gather(part, context.mesh, part.dtype, *dims) for part in (codes, scales))
+    return projected(x, dequantised(codes, scales, context.dtype), context)
 
 
 def _with_products(tree: Tree, both: Callable[[str, Any], dict[str, Any]], group: str = "") -> Tree:

@@ -19,9 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from meshwright.sharding import axis_size, whole_size
-
-from ._base_model import Context
-from .rematerialisation import EXPERTS
+from meshwright.trainer.models import Context
+from meshwright.trainer.models.rematerialisation import EXPERTS
 
 NO_RANK = -(2**30)  # of a choice of no expert: before every place, whatever is added
 

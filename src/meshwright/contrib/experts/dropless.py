@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from meshwright.config import TILE_ROWS, TransformerModel, rows_between, sent_rows
+from meshwright.config import TransformerModel
 from meshwright.sharding import axis_size
+from meshwright.trainer.models import Context
 
-from ._base_model import Context
+from ._dispatch_sizes import TILE_ROWS, rows_between, sent_rows
 from .expert_rows import (
     Order,
     Places,

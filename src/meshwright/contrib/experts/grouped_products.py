@@ -25,10 +25,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from meshwright.config import TILE_ROWS
 from meshwright.hardware import KERNEL_CAPABILITY, KERNEL_WIDTH
+from meshwright.trainer.models.eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
 
-from .eight_bits import FORWARD, NarrowMatrix, Quantised, quantised
+from ._dispatch_sizes import TILE_ROWS
 
 LEAST_ROWS = 16  # of a tile: a GPU's matrix unit takes no fewer
 

@@ -16,28 +16,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from meshwright.sharding import axes_of, axis_size
 from meshwright.trainer.models import Parameter
-
-from ._matrices import MatrixDims, is_matrix, matrix_dims
+from meshwright.trainer.step import EightBits, MatrixDims, is_matrix, matrix_dims, merged_entry
 
 LARGEST_BLOCK = 256
 SMALLEST_BLOCK = 32  # below it a scale would take more than an eighth of the codes' bytes
 LEAST_NUMBERS = 4096  # of a matrix, as `min_8bit_size` of bitsandbytes
 DECADES = 7
 TINIEST_SCALE = 1e-12  # of a block of zeros
-
-
-class EightBits(NamedTuple):
-    """A moment in eight bits: codes in the parameter's shape, and the scales of its blocks."""
-
-    codes: Any
-    scales: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +48,19 @@ class Blocks:
         shape, side = self.flat_shape, self.side
         return (*shape[:side], shape[side] // self.size, *shape[side + 1 :])
 
-    def apart(self, x: Array) -> Array:
+    def encoded(self, x: Array, *, signed: bool) -> EightBits:
+        """Return a moment in eight bits: of each number the nearest code."""
+        apart = self._apart(x)
+        scales = jnp.maximum(jnp.max(jnp.abs(apart), axis=self.side + 1), TINIEST_SCALE)
+        codes = codes_of(apart / jnp.expand_dims(scales, self.side + 1), signed=signed)
+        return EightBits(codes=codes.reshape(x.shape), scales=scales)
+
+    def decoded(self, kept: EightBits, *, signed: bool) -> Array:
+        """Return a moment as float32 from its codes and scales."""
+        values = self._apart(values_of(kept.codes, signed=signed))
+        return (values * jnp.expand_dims(kept.scales, self.side + 1)).reshape(kept.codes.shape)
+
+    def _apart(self, x: Array) -> Array:
         """Return an array with one dim more: the numbers of a block stand behind the blocks of their side."""
         shape, side = self.flat_shape, self.side
         return x.reshape(*shape[:side], shape[side] // self.size, self.size, *shape[side + 1 :])
@@ -84,6 +89,18 @@ def blocks_of(parameter: Parameter) -> Blocks | None:
     return None if size < SMALLEST_BLOCK else Blocks(dims=dims, flat_shape=flat, side=side, size=size)
 
 
+def spec_of_scales(parameter: Parameter, spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """Return the PartitionSpec of the scales of a parameter's moment: as its dims, where blocks divide."""
+    blocks = blocks_of(parameter)
+    assert blocks is not None, parameter
+    padded = (*spec, *(None for _ in parameter.shape[len(spec) :]))
+    entries = [merged_entry(side, PartitionSpec(*padded)) for side in blocks.dims.sides]
+    axes = axes_of(entries[blocks.side])
+    if blocks.scales_shape[blocks.side] % math.prod(axis_size(mesh, axis) for axis in axes):
+        entries[blocks.side] = None
+    return PartitionSpec(*entries)
+
+
 def block_size(number: int) -> int:
     """Return the largest divisor of `number` that is at most 256.
 
@@ -91,20 +108,6 @@ def block_size(number: int) -> int:
     (256, 160, 29)
     """
     return next(size for size in range(min(LARGEST_BLOCK, number), 0, -1) if number % size == 0)
-
-
-def encoded(x: Array, blocks: Blocks, *, signed: bool) -> EightBits:
-    """Return a moment in eight bits: of each number the nearest code."""
-    apart = blocks.apart(x)
-    scales = jnp.maximum(jnp.max(jnp.abs(apart), axis=blocks.side + 1), TINIEST_SCALE)
-    codes = codes_of(apart / jnp.expand_dims(scales, blocks.side + 1), signed=signed)
-    return EightBits(codes=codes.reshape(x.shape), scales=scales)
-
-
-def decoded(kept: EightBits, blocks: Blocks, *, signed: bool) -> Array:
-    """Return a moment as float32 from its codes and scales."""
-    values = blocks.apart(values_of(kept.codes, signed=signed))
-    return (values * jnp.expand_dims(kept.scales, blocks.side + 1)).reshape(kept.codes.shape)
 
 
 def codes_of(x: Array, *, signed: bool) -> Array:
@@ -141,8 +144,3 @@ def values_of(codes: Array, *, signed: bool) -> Array:
 def _power_of_ten(exponent: Array) -> Array:
     """Return 10 to the power of small whole numbers."""
     return jnp.exp2(exponent * math.log2(10))
-
-
-def is_eight_bits(x: Any) -> bool:
-    """Return whether a leaf of a state is a moment in eight bits."""
-    return isinstance(x, EightBits)

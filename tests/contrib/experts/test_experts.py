@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from meshwright.config import TransformerModel
+from meshwright.contrib.experts import expert_mlp, expert_parameters, order_of, places_of, route
 from meshwright.trainer.models import Parameter
-from meshwright.trainer.models.expert_rows import order_of, places_of
-from meshwright.trainer.models.experts import expert_mlp, expert_parameters, route
 from meshwright.trainer.models.transformer import Transformer
 from meshwright.worker import count_traced
 from tests.rounding import FLOAT32

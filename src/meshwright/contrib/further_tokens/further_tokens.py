@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meshwright.config import Stretch, TransformerModel
-
-from ._base_model import RESIDUAL, Context, Parameter, Tree
-from .attention import Documents
-from .layer_stacks import LayerStack
-from .loss import Balance
-from .products import product
-from .transformer_block import norm_parameters, normed
+from meshwright.config import Stretch
+from meshwright.trainer.models import RESIDUAL, Batch, Context, Parameter, Tree
+from meshwright.trainer.models.attention import Documents
+from meshwright.trainer.models.layer_stacks import LayerStack, joined
+from meshwright.trainer.models.loss import Balance
+from meshwright.trainer.models.products import product
+from meshwright.trainer.models.transformer import Transformer, inputs_of, shifted
+from meshwright.trainer.models.transformer_block import norm_parameters, normed
 
 JOINT = "joint"  # the group of the matrix that joins a token with a hidden state
 
@@ -29,8 +29,9 @@ JOINT = "joint"  # the group of the matrix that joins a token with a hidden stat
 class FurtherTokens:
     """The modules of a model that predict further tokens: what they declare, and what one computes."""
 
-    def __init__(self, config: TransformerModel) -> None:
-        self.config = config
+    def __init__(self, model: Transformer) -> None:
+        self._model, self.config = model, model.config
+        config = self.config
         last = Stretch("mtp", (config.period[-1],), 1, config.num_layers)
         self._stack = LayerStack(config, last)
 
@@ -47,7 +48,29 @@ class FurtherTokens:
         norms = dict.fromkeys(("token_norm", "hidden_norm", "last_norm"), norm)
         return {name: {**block.declared, **norms, JOINT: {"matrix": matrix}} for name in self.names}
 
-    def hidden(
+    def loss(
+        self, parameters: Tree, batch: Batch, hidden: Array, context: Context
+    ) -> tuple[Float[Array, ""], Balance | None]:
+        """Return the mean loss of the modules, and their `Balance`.
+
+        A token that is `k` places too far is no target; nor is one of another document than the next token.
+
+        Args:
+            hidden: final hidden states of the model.
+        """
+        model, tokens = self._model, inputs_of(batch)[0]
+        documents = model.for_layers(batch, context)
+        losses, balances = list[Array](), list[Balance | None]()
+        for number, name in enumerate(self.names, 1):
+            later = shifted(tokens, number, 0)
+            embedded = model.embedded(parameters, later, context, documents)
+            hidden, balance = self._hidden(parameters[name], number, embedded, hidden, context, documents)
+            targets = model.targets(batch, context, number)
+            losses.append(model.loss_of(parameters, hidden, targets, context))
+            balances.append(None if balance is None else jax.tree.map(lambda a: a[None], balance))
+        return jnp.mean(jnp.stack(losses)), joined(balances)
+
+    def _hidden(
         self,
         module: Tree,
         number: int,

@@ -5,7 +5,7 @@ Wang et al. 2024, "Auxiliary-loss-free load balancing strategy for mixture-of-ex
 falls by a fixed rate if it got more tokens than the mean, and rises if it got fewer.
 
 The model gives the excess of tokens over the mean as if it were the bias's gradient
-(`models/experts.py:counted_for_bias`), so that it is summed over microbatches and devices as gradients are.
+(`experts.py:counted_for_bias`), so that it is summed over microbatches and devices as gradients are.
 """
 
 from __future__ import annotations

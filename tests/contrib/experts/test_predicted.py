@@ -9,11 +9,11 @@ import pytest
 
 import meshwright as mw
 from meshwright.compiler import Routing
-from meshwright.config import reached as reached_in_step
+from meshwright.contrib.experts import reached as reached_in_step
 from meshwright.errors import InputError
 from meshwright.predict import Prediction, copies_once, ends_with_waits, reached, widths
 
-RECORD = Path(__file__).parents[2] / "benchmarks/records/2026-11-28_predict_experts.toml"
+RECORD = Path(__file__).parents[3] / "benchmarks/records/2026-11-28_predict_experts.toml"
 SMALL = ("model.num_layers=1", "batch.sequences=16", "model.capacity_factor=none")
 
 

@@ -11,9 +11,16 @@ from scipy.stats import norm
 
 import meshwright as mw
 from meshwright.config import Layout, check_layout, load_config, overridden
+from meshwright.contrib.lora import (
+    CODES,
+    NF4,
+    SCALES,
+    dequantised,
+    dequantised_array,
+    quantised_part,
+    to_codes,
+)
 from meshwright.errors import InputError
-from meshwright.trainer.models import dequantised_array, quantised_part
-from meshwright.trainer.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
 from meshwright.trainer.step import build_step
 
 pytestmark = [pytest.mark.quick, pytest.mark.once]

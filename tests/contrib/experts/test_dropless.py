@@ -7,18 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.config import TransformerModel, sent_rows
-from meshwright.trainer.models import dropless
-from meshwright.trainer.models.eight_bits import narrowed
-from meshwright.trainer.models.experts import expert_mlp, expert_parameters
-from meshwright.trainer.models.grouped_products import (
+from meshwright.config import TransformerModel
+from meshwright.contrib.experts import (
     Axes,
     Grouping,
+    dropless,
+    expert_mlp,
+    expert_parameters,
     grouped_fp8_product,
     grouped_product,
+    sent_rows,
     tiles_for,
     tiles_of,
 )
+from meshwright.trainer.models.eight_bits import narrowed
 from meshwright.worker import count_traced
 
 pytestmark = pytest.mark.quick

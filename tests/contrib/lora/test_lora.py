@@ -11,9 +11,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.config import Layout, check_layout, load_config, overridden
+from meshwright.contrib.lora import adapted_products, adapter_declarations, with_adapters
 from meshwright.errors import InputError
 from meshwright.trainer.data import open_data
-from meshwright.trainer.models import Context, model_of, with_adapters
+from meshwright.trainer.models import Context, model_of
 from meshwright.trainer.step import build_step
 from meshwright.worker import count_traced
 
@@ -94,13 +95,13 @@ def test_an_adapter_adds_x_a_b_times_alpha_over_rank(context):
         "parameters"
     ]
     random = np.random.default_rng(0)
-    declared = model.adapters(config.lora)
+    declared = adapter_declarations(model, config.lora)
     is_leaf = lambda p: hasattr(p, "fan_in")  # noqa: E731
     adapters = jax.tree.map(
         lambda p: jnp.asarray(random.normal(0, 0.1, p.shape), jnp.float32), declared, is_leaf=is_leaf
     )
     changed = jax.tree.map(lambda x: x, frozen)
-    for group, name in config.lora.products(config.model):
+    for group, name in adapted_products(config.lora, config.model):
         pair, matrix = adapters["layers"][group][f"{name}_adapter"], frozen["layers"][group][name]
         layers = matrix.shape[0]
         added = np.einsum("lir,lro->lio", pair["a"].reshape(layers, -1, 4), pair["b"].reshape(layers, 4, -1))

@@ -14,25 +14,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from meshwright.config import holds_layers
+from meshwright.trainer.step import stacked_layers
 
 Tree = Any
 
 
-def stacks(parameters: Tree) -> Tree:
-    """Return the groups of parameters that are stacked layers."""
-    return {name: group for name, group in parameters.items() if holds_layers(name)}
-
-
 def in_space(parameters: Tree, space: Any) -> Tree:
     """Return parameters with stacked layers copied to the hosts' memory or to the devices."""
-    return {**parameters, **jax.tree.map(lambda x: jax.device_put(x, space), stacks(parameters))}
+    return {**parameters, **jax.tree.map(lambda x: jax.device_put(x, space), stacked_layers(parameters))}
 
 
 def with_stand_ins(parameters: Tree) -> tuple[Tree, Tree]:
     """Return parameters with stand-ins in the place of stacked layers, and those layers in host memory."""
     parameters = in_space(parameters, jax.memory.Space.Host)
-    held = stacks(parameters)
+    held = stacked_layers(parameters)
     return {**parameters, **jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), held)}, held
 
 

@@ -25,17 +25,17 @@ from jaxtyping import Array, Bool, Float
 
 from meshwright.config import ACTIVATION_RULES, TransformerModel
 from meshwright.sharding import activation_spec, on_each_device, parameter_spec
+from meshwright.trainer.models import RESIDUAL, Context, Parameter, with_experts_over
+from meshwright.trainer.models.activations import hidden_units
+from meshwright.trainer.models.eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
+from meshwright.trainer.models.loss import Balance
+from meshwright.trainer.models.norms import normalised
+from meshwright.trainer.models.products import product as matrix_product
+from meshwright.trainer.models.rematerialisation import EXPERTS, SECOND_EXPERTS
 
-from ._base_model import RESIDUAL, Context, Parameter, with_experts_over
-from .activations import hidden_units
 from .dropless import Rows, Run, dropless
-from .eight_bits import FORWARD, NarrowMatrix, fp8_product, narrowed, quantised
 from .expert_rows import exchange, exchange_back, is_split, matched, order_of, places_of, receive, send
 from .grouped_products import Axes
-from .loss import Balance
-from .norms import normalised
-from .products import product as matrix_product
-from .rematerialisation import EXPERTS, SECOND_EXPERTS
 
 ROUTER = ("router", "router_bias", "logit_bias", "output_scale")  # in float32, whole on each device
 BIASES = ("up_bias", "gate_bias", "down_bias")  # of the products, in float32
@@ -164,7 +164,7 @@ def route(
 def counted_for_bias(weights: Array, bias: Array, excess: Array) -> Array:
     """Return the weights; the gradient of `bias` is `excess`, the tokens of each expert beyond the mean.
 
-    The step moves the bias against the sign of the sum (`step/_balance.py`), so its scale does not matter.
+    The step moves the bias against the sign of the sum (`_balance.py`), so its scale does not matter.
     """
     del bias, excess
     return weights

@@ -14,21 +14,19 @@ the keys and values of its heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from meshwright.config import TransformerModel
-
-from ._base_model import Context, Parameter
-from .attention import HEADS, KV_HEADS
-from .norms import normalised
-from .rotary import Turns, rotated
+from meshwright.trainer.models import Context, Parameter
+from meshwright.trainer.models.attention import HEADS, KV_HEADS
+from meshwright.trainer.models.norms import normalised
+from meshwright.trainer.models.products import Project
+from meshwright.trainer.models.rotary import Turns, rotated
 
 NORM_EPSILON = 1e-6  # of the latents' norms: DeepSeek's code fixes it, whatever its configuration says
-Project = Callable[[Array, str], Array]  # the product of an activation with one of attention's matrices
 
 
 def latent_parameters(config: TransformerModel) -> dict[str, Parameter]:
