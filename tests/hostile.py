@@ -513,7 +513,8 @@ PAST = {
 
 def cache(draw: Draw, folder: Path) -> Any:
     """A file of the cache: rates, measured steps, or the history of errors."""
-    from meshwright.api import history, history_path
+    from meshwright.api import history_path
+    from meshwright.contrib.causes import history
     from meshwright.hardware import Fleet
     from meshwright.measure import calibration_for, measured_runs_for, measured_runs_path
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.api import _reconcile, add_to_history, history, history_path
+from meshwright.api import _history, add_to_history, history_path
+from meshwright.contrib.causes import history
 from meshwright.measure import PastRow, Reconciliation, Row
 from tests import commands
 
@@ -48,8 +49,8 @@ def test_the_end_of_a_run_parses_no_line_of_another_run(monkeypatch: pytest.Monk
     add("/runs/a")
     add("/runs/b")
     parsed: list[str] = []
-    read = _reconcile._row_in
-    monkeypatch.setattr(_reconcile, "_row_in", lambda line: (parsed.append(line), read(line))[1])
+    read = _history.row_in
+    monkeypatch.setattr(_history, "row_in", lambda line: (parsed.append(line), read(line))[1])
     add("/runs/b", steps=4)
     assert len(parsed) == 1
     assert '"/runs/b"' in parsed[0]

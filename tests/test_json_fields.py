@@ -10,8 +10,9 @@ import pytest
 import meshwright as mw
 from meshwright.config import Ticks
 from meshwright.contrib.calibration import Calibrated, CalibratedClass, CalibratedStep
+from meshwright.contrib.causes import History
 from meshwright.ledger import Collective, Finding, Ledger
-from meshwright.measure import History, PastRow
+from meshwright.measure import PastRow
 from tests import commands
 
 PAGE = Path(__file__).parents[1] / "docs/reference/json.md"

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from meshwright.config import load_config
+from meshwright.contrib.causes import History
 from meshwright.errors import InputError
-from meshwright.measure import History
 from meshwright.registry import room
 from meshwright.trainer.data import open_data
 from meshwright.trainer.launch import Place, join

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .contrib.calibration._calibrated import Calibrated as Calibrated
     from .contrib.causes import Gap as Gap
     from .contrib.causes._reconcile_verb import reconcile as reconcile
+    from .contrib.changes import Largest as Largest
     from .contrib.changes import explain as explain
     from .contrib.changes import largest as largest
     from .contrib.check import Check as Check
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
     from .programs import RunLength as RunLength
     from .programs import load as load
     from .results import Change as Change
-    from .results import Largest as Largest
     from .results import Run as Run
     from .results import Weighing as Weighing
 

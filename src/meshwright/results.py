@@ -1,7 +1,6 @@
-"""Define the results that `weigh`, `train`, `sweep` and `explain` return, and the events that they emit.
+"""Define the results that `weigh` and `train` return, and the events that they emit.
 
-`Weighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
-reports (`shown`).
+`Weighing` and `Run` hold records of lower packages and print as their reports (`reportable`).
 
 Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`,
 `measure`, `eager`, `shown`. Used by: `report`, `api` and the command line.
@@ -24,7 +23,7 @@ from .hardware import Fleet, Link
 from .ledger import Ledger
 from .measure import KnownRates
 from .predict import Prediction, RunFlops, RunTotal, run_flops, whole_run
-from .reportable import OneLine, Reportable, write_result
+from .reportable import Reportable, write_result
 from .units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -469,63 +468,6 @@ class Change:
     def to_dict(self) -> dict[str, Any]:
         """Return the change in JSON's types."""
         return dataclasses.asdict(self)
-
-
-class Changes(tuple[Change, ...], Reportable):
-    """The changes that `explain` compiled, the largest memory saving first."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the changes as `weigh --explain --json` prints them."""
-        return {"changes": [change.to_dict() for change in self]}
-
-    def __str__(self) -> str:
-        return Reportable.__str__(self)
-
-    def __repr__(self) -> str:
-        return Reportable.__repr__(self)
-
-    @property
-    def line(self) -> str:
-        """The number of changes, and the one that saves most memory."""
-        return f"{len(self)} compiled" + (f", first {self[0].arguments}" if self else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Largest(OneLine):
-    """The largest sequence length or batch with which a run fits, and its weighing.
-
-    `of`: "sequence_length", in tokens; or "batch", in sequences of each replica in one microbatch. `value` is
-    None if none fits; `weighing` is then of the least tried. `above`: the next value tried, which needs
-    `above_bytes` on a device; None if the largest that was tried fits. If `above` is refused, `above_refused`
-    says why, and `above_bytes` is None.
-    """
-
-    of: str
-    value: int | None
-    above: int | None
-    above_bytes: int | None
-    above_refused: str
-    num_compiled: int
-    weighing: Weighing
-
-    @property
-    def line(self) -> str:
-        """The value, what the next one needs, and how many programs say so."""
-        words = "tokens a sequence" if self.of == "sequence_length" else "sequences a replica and microbatch"
-        found = "none fits" if self.value is None else f"{self.value:,} {words}"
-        above = "" if self.above is None else f"; {self.above:,} is refused: {self.above_refused}"
-        if self.above is not None and self.above_bytes is not None:
-            above = f"; {self.above:,} need {format_bytes(self.above_bytes)}"
-        where = f"{self.weighing.name} on {self.weighing.fleet.name}, layout {self.weighing.layout}"
-        return f"LARGEST of {where}: {found}{above} ({self.num_compiled} programs compiled)"
-
-    def __str__(self) -> str:
-        return f"{self.line}\n{self.weighing}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `weigh --longest --json` prints: these fields, and the weighing's own."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "weighing": self.weighing.to_dict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Runs, sweeps, changes, accounts and calibrations on a terminal."""
+"""Runs and sweeps on a terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.contrib.sweeps import Sweep, SweepRun
-from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective
 from meshwright.measure import Reconciliation, Row
 from meshwright.report import row_cells
-from meshwright.results import Change, Changes, Run
+from meshwright.results import Run
 
 GIB = 2**30
 ROWS = (
@@ -171,75 +170,3 @@ def test_as_json_the_runs_are_ranked():
     assert [run["held_out_loss"] for run in told["runs"]] == [2.25, 3.5, None]
     assert told["runs"][2]["failed"] == "step 4: the loss is nan"
     assert told["keys"] == ["optimizer.learning_rate"]
-
-
-def change(**fields: object) -> Change:
-    known = {
-        "arguments": "--set remat=full", "effect": "", "reserved_bytes": 20 * GIB, "saved_bytes": 4 * GIB,
-        "fits": True,
-        "extra_executed_flops": 5 * 10**15, "step_seconds": 2.0, "extra_seconds": 0.5, "failed": "",
-    }  # fmt: skip
-    return Change(**{**known, **fields})
-
-
-def changes_lines(text, *changes: Change) -> list[str]:
-    return [" ".join(line.split()) for line in text(Changes(changes)).splitlines()]
-
-
-def test_each_change_stands_with_its_saving_and_its_price(text):
-    unknown = change(arguments="--layout fsdp=8", fits=None, extra_seconds=None)
-    lines = changes_lines(text, change(), unknown)
-    assert lines[1] == "change reserved memory fits FLOPs step time"
-    assert lines[2] == "--set remat=full 20.0 GiB -4.00 GiB yes +5.00 PFLOP 2.00 s +500 ms"
-    assert lines[3] == "--layout fsdp=8 20.0 GiB -4.00 GiB ? +5.00 PFLOP 2.00 s"
-
-
-def test_more_memory_has_a_plus_and_no_difference_a_nought(text):
-    more = change(saved_bytes=-GIB, extra_executed_flops=0, extra_seconds=-0.5, fits=False)
-    assert changes_lines(text, more)[2] == "--set remat=full 20.0 GiB +1.00 GiB no 0 2.00 s -500 ms"
-
-
-def test_a_change_that_could_not_be_compiled_is_shown_with_the_reason(text):
-    failed = change(reserved_bytes=None, saved_bytes=None, extra_executed_flops=None, failed="no such luck")
-    assert "Could not be compiled\n  --set remat=full: no such luck" in text(Changes((failed,)))
-
-
-def test_without_changes_it_says_so(text):
-    assert "nothing that this config can change" in text(Changes())
-
-
-def test_what_predictions_use_stands_before_what_is_only_shown(text):
-    made = Calibration(
-        matmul_flops_per_second={"fp32": 1e11},
-        memory_bytes_per_second=2e10,
-        launch_seconds=3e-6,
-        date="2026-11-21",
-        source="a test",
-        details={"matmul fp32 512, FLOP/s": 5e10, "copy of 64 MiB, bytes/s": 1e9},
-    )
-    lines = [" ".join(line.split()) for line in text(made).splitlines()]
-    assert lines[0] == "CPU: a test, 2026-11-21"
-    assert "large product in fp32 100 GFLOP/s" in lines
-    assert "launch of a kernel 3.00 us" in lines
-    assert lines.index("memory, of fused kernels 20.0 GB/s") < lines.index("matmul fp32 512 50.0 GFLOP/s")
-    assert lines[-1] == "copy of 64 MiB 1.00 GB/s"
-
-
-def test_attention_and_collectives_stand_among_what_predictions_use(text):
-    attention = MeasuredAttention(
-        head_size=128, length=4096, forward_flops_per_second=4e14, backward_flops_per_second=3e14
-    )
-    gather = MeasuredCollective(kind="all-gather", group_size=8, bytes_per_second=2e11, latency_seconds=2e-5)
-    made = Calibration(
-        matmul_flops_per_second={"bf16": 5e14},
-        memory_bytes_per_second=3e12,
-        launch_seconds=2e-6,
-        attention=(attention,),
-        collectives=(gather,),
-        date="2026-11-21",
-        source="a test",
-        chip="H100",
-    )
-    lines = [" ".join(line.split()) for line in text(made).splitlines()]
-    assert "attention of 4096, heads of 128 400 TFLOP/s, 300 TFLOP/s backward" in lines
-    assert "all-gather among 8, sent 200 GB/s after 20.0 us" in lines

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # beyond the verbs: what their commands need
+    from ._history import add_to_history as add_to_history
+    from ._history import history_path as history_path
+    from ._history import row_in as row_in
     from ._planned_run import run_to_write as run_to_write
-    from ._reconcile import add_to_history as add_to_history
-    from ._reconcile import history as history
-    from ._reconcile import history_path as history_path
-    from ._reconcile import reconciled as reconciled
     from ._trackers import check_trackers as check_trackers
     from ._train import Session as Session
     from ._train import named_run as named_run

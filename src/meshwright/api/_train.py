@@ -26,8 +26,8 @@ from meshwright.registry import registered, room
 from meshwright.results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from meshwright.units import format_seconds
 
+from ._history import add_to_history
 from ._own_data import config_with_data, opened_data
-from ._reconcile import add_to_history
 from ._run_log import FolderLog
 from ._trackers import check_trackers, reported
 

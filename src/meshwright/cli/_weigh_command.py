@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,8 @@ from ._finish_options import OperationsOption, with_operations
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Changes, Largest, Phase, Weighing
+    from meshwright.reportable import Reportable
+    from meshwright.results import Phase, Weighing
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -177,7 +178,10 @@ def weigh(
     on = with_reserve(on, reserve)
     if longest or largest_batch:
         of = "sequence_length" if longest else "batch"
-        return _answer_largest(config, of, on, layout, with_lora(overrides, lora), as_json, verbose)
+        from meshwright.registry import room
+
+        changed = with_lora(overrides, lora)
+        return room("changes").answer_largest(config, of, on, layout, changed, as_json, verbose)
     options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
     run = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
@@ -205,55 +209,16 @@ def weigh(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Changes:
+def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Reportable:
     from meshwright.registry import room
 
     return room("changes").explain(weighing, on_event=on_event)
 
 
-def _fields(made: Sequence[Weighing], changes: Changes | None, all_calls: bool) -> dict[str, Any]:
+def _fields(made: Sequence[Weighing], changes: Reportable | None, all_calls: bool) -> dict[str, Any]:
     if all_calls:
         return {"weighings": [each.to_dict() for each in made]}
     return made[0].to_dict() | ({} if changes is None else changes.to_dict())
-
-
-def _answer_largest(
-    words: list[str],
-    of: Literal["sequence_length", "batch"],
-    on: str,
-    layout: str | None,
-    overrides: list[str],
-    as_json: bool,
-    verbose: bool,
-) -> None:
-    """Search the largest sequence length or batch that fits, and print it with its weighing.
-
-    Raises:
-        InputError: a script or a function is named, whose sequences and batch are its own.
-    """
-    from meshwright.programs import Configured, program_named
-    from meshwright.registry import room
-
-    if not isinstance(program_named(words), Configured):
-        hint = "name a preset, a TOML file or the folder of a model"
-        raise InputError(f"{' '.join(words)} has a length and a batch of its own", hint=hint)
-    say_readings(words[0], on, layout)
-    with phases(f"searching with {words[0]} on {on}") as on_phase:
-
-        def on_event(event: Phase) -> None:
-            on_phase(event.name)
-
-        largest: Callable[..., Largest] = room("changes").largest
-        made = largest(words[0], of, on=on, layout=layout, overrides=overrides, on_event=on_event)
-
-    def page() -> tuple[RenderableType, ...]:
-        from rich.text import Text
-
-        from meshwright.report import renderable
-
-        return Text(made.line, style="bold"), renderable(made.weighing, verbose=verbose)
-
-    answer(as_json, made.to_dict(), page)
 
 
 def _write(weighing: Weighing, html: Path | None, trace: Path | None) -> None:

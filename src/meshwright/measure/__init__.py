@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._own_run import StepClock as StepClock
     from ._own_run import bytes_on as bytes_on
     from ._reconciliation import STEP_SECONDS as STEP_SECONDS
-    from ._reconciliation import History as History
     from ._reconciliation import Measurement as Measurement
     from ._reconciliation import PastRow as PastRow
     from ._reconciliation import Percentiles as Percentiles

@@ -12,7 +12,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -362,19 +361,6 @@ class PastRow:
     def relative_error(self) -> float | None:
         """Predicted / measured - 1; None if the measured value is zero."""
         return None if self.measured == 0 else self.predicted / self.measured - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class History(Reportable):
-    """The history of errors, oldest first. `file`: where it is kept."""
-
-    file: str
-    rows: tuple[PastRow, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `reconcile --history --json` prints (docs/how-to/calibration.md)."""
-        rows = [{**dataclasses.asdict(row), "relative_error": row.relative_error} for row in self.rows]
-        return {"schema": SCHEMA, "file": self.file, "rows": rows}
 
 
 def past_rows(

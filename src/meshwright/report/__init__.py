@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._calibrating import history_document as history_document
     from ._costs import FLOP_CONVENTION as FLOP_CONVENTION
     from ._costs import cost_sections as cost_sections
     from ._costs import fault_sections as fault_sections
@@ -38,6 +37,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._model import byte_ticks as byte_ticks
     from ._model import colours_of as colours_of
     from ._model import curves_plot as curves_plot
+    from ._model import flop_words as flop_words
     from ._model import label_steps as label_steps
     from ._model import parts_of as parts_of
     from ._model import percent as percent

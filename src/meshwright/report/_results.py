@@ -31,14 +31,12 @@ MORE_IN_PYTHON = (
 EAGER_MORE = "All of it: --verbose. Pictures: --html FILE."
 EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
 DOCUMENTS = {
-    "Calibration": ("_calibrating", "calibration_document"),
-    "Changes": ("_changes", "changes_document"),
-    "History": ("_calibrating", "history_document"),
+    "Calibration": ("calibration", "calibration_document"),
     "Plan": ("_plan_report", "plan_document"),
     "Reconciliation": ("_run_report", "reconciliation_document"),
     "Run": ("_run_report", "run_document"),
 }
-"""By kind of result: the module and the function that make its document for a terminal."""
+"""By kind of result: the module here or the room outside, and the function that makes its document."""
 
 
 @runtime_checkable
@@ -101,5 +99,12 @@ def document_of(result: object, *, verbose: bool = False, more: str = MORE) -> D
 
 
 def _made(module: str, function: str, result: object) -> Document:
-    make: Any = getattr(import_module(f"{__package__}.{module}"), function)
+    home: Any
+    if module.startswith("_"):
+        home = import_module(f"{__package__}.{module}")
+    else:
+        from meshwright.registry import room  # a weighing needs none
+
+        home = room(module)
+    make: Any = getattr(home, function)
     return make(result)

@@ -7,9 +7,10 @@ import shutil
 import pytest
 
 import meshwright as mw
-from meshwright.api import history, history_path
+from meshwright.api import history_path
 from meshwright.compiler import write_cached
 from meshwright.contrib.calibration import forget, measured_steps_in
+from meshwright.contrib.causes import history
 from meshwright.hardware import Fleet
 from meshwright.measure import (
     calibration_of_this_machine,

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.contrib.changes import Changes
 from meshwright.contrib.pages import page_of, read_run, write_report
 from meshwright.contrib.sweeps import Sweep, SweepRun
 from meshwright.ledger import Finding
 from meshwright.measure import Reconciliation, Row
-from meshwright.results import WEIGHING_SCHEMA, Change, Changes
+from meshwright.results import WEIGHING_SCHEMA, Change
 
 pytestmark = pytest.mark.once
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._chrome_events import ChromeEvent as ChromeEvent
     from ._chrome_events import ChromeTrace as ChromeTrace
     from ._factor_fit import fit_factors as fit_factors
+    from ._rates_report import calibration_document as calibration_document
     from ._trace_files import class_of_kernel as class_of_kernel
     from ._trace_files import is_xplane as is_xplane
     from ._trace_files import stats_of as stats_of

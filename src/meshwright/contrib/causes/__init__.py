@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ._cause import Gap as Gap
     from ._gap import gap_of as gap_of
     from ._kineto_trace import kineto_trace as kineto_trace
+    from ._own_runs import History as History
+    from ._own_runs import history as history
     from ._reconcile_verb import reconcile as reconcile
     from ._recorded import HostSpan as HostSpan
     from ._recorded import Recorded as Recorded

@@ -109,7 +109,9 @@ def _folders(runs: list[Path], html: Path | None, as_json: bool) -> None:
             "--html draws a gap or the history",
             hint="add --trace or --history; a run's own page is its report.html",
         )
-    from meshwright.api import history_path, reconciled
+    from meshwright.api import history_path
+
+    from ._own_runs import reconciled
 
     found = {}
     for folder in runs:
@@ -127,6 +129,6 @@ def _folders(runs: list[Path], html: Path | None, as_json: bool) -> None:
 
 
 def _history(html: Path | None, as_json: bool) -> None:
-    from meshwright.api import history
+    from ._own_runs import history
 
     answer_with(history(), as_json, html)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
-from meshwright.api._reconcile import reconcile as reconcile_run
 from meshwright.api._weigh import weigh
 from meshwright.config import Overrides, RunConfig
 from meshwright.contrib.calibration import ChromeTrace, is_xplane
@@ -25,6 +24,7 @@ from meshwright.units import parse_count, parse_seconds
 
 from ._cause import Asked, Gap
 from ._gap import gap_of, gap_of_seconds
+from ._own_runs import reconcile_run
 from ._recorded import Recorded
 
 Traced = str | Path

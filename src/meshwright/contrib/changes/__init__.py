@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
+    from ._changes import Changes as Changes
+    from ._largest import Largest as Largest
+    from ._largest import answer_largest as answer_largest
     from ._largest import largest as largest
     from ._largest import search as search
     from ._smaller_memory import suggestions as suggestions

@@ -8,17 +8,24 @@ Used by: users as `mw.largest`, and the command line as `meshwright weigh --long
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.api import weigh_unkept
 from meshwright.config import Layout, Overrides, RunConfig, override_pairs
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.kept_records import keep_weighing
-from meshwright.programs import fleet_of
-from meshwright.results import Largest, Phase, Weighing, ignore
+from meshwright.programs import Configured, fleet_of, program_named
+from meshwright.reportable import OneLine
+from meshwright.results import Phase, Weighing, ignore
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Quantity = Literal["sequence_length", "batch"]
 UNIT_TOKENS = 128  # a length is a multiple of it, and of the axes that split a sequence
@@ -27,6 +34,44 @@ TOLERANCE = 1 / 64  # of a length, between what fits and what does not
 MOST_COMPILED = 20
 MOST_GROWTH = 8  # of a value, from one guess to the next
 MOST = {"sequence_length": 2**24, "batch": 2**20}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Largest(OneLine):
+    """The largest sequence length or batch with which a run fits, and its weighing.
+
+    `of`: "sequence_length", in tokens; or "batch", in sequences of each replica in one microbatch. `value` is
+    None if none fits; `weighing` is then of the least tried. `above`: the next value tried, which needs
+    `above_bytes` on a device; None if the largest that was tried fits. If `above` is refused, `above_refused`
+    says why, and `above_bytes` is None.
+    """
+
+    of: str
+    value: int | None
+    above: int | None
+    above_bytes: int | None
+    above_refused: str
+    num_compiled: int
+    weighing: Weighing
+
+    @property
+    def line(self) -> str:
+        """The value, what the next one needs, and how many programs say so."""
+        words = "tokens a sequence" if self.of == "sequence_length" else "sequences a replica and microbatch"
+        found = "none fits" if self.value is None else f"{self.value:,} {words}"
+        above = "" if self.above is None else f"; {self.above:,} is refused: {self.above_refused}"
+        if self.above is not None and self.above_bytes is not None:
+            above = f"; {self.above:,} need {format_bytes(self.above_bytes)}"
+        where = f"{self.weighing.name} on {self.weighing.fleet.name}, layout {self.weighing.layout}"
+        return f"LARGEST of {where}: {found}{above} ({self.num_compiled} programs compiled)"
+
+    def __str__(self) -> str:
+        return f"{self.line}\n{self.weighing}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `weigh --longest --json` prints: these fields, and the weighing's own."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "weighing": self.weighing.to_dict()}
 
 
 def largest(
@@ -171,3 +216,40 @@ def _changes(of: Quantity, value: int) -> dict[str, int]:
     if of == "sequence_length":
         return {"batch.sequence_length": value}
     return {"batch.sequences_per_replica": value, "batch.microbatch_sequences": value}
+
+
+def answer_largest(
+    words: list[str],
+    of: Quantity,
+    on: str,
+    layout: str | None,
+    overrides: list[str],
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Search the largest sequence length or batch that fits, and print it: `meshwright weigh --longest`.
+
+    Raises:
+        InputError: a script or a function is named, whose sequences and batch are its own.
+    """
+    from meshwright.cli import answer, phases, say_readings
+
+    if not isinstance(program_named(words), Configured):
+        hint = "name a preset, a TOML file or the folder of a model"
+        raise InputError(f"{' '.join(words)} has a length and a batch of its own", hint=hint)
+    say_readings(words[0], on, layout)
+    with phases(f"searching with {words[0]} on {on}") as on_phase:
+
+        def on_event(event: Phase) -> None:
+            on_phase(event.name)
+
+        made = largest(words[0], of, on=on, layout=layout, overrides=overrides, on_event=on_event)
+
+    def page() -> tuple[RenderableType, ...]:
+        from rich.text import Text
+
+        from meshwright.report import renderable
+
+        return Text(made.line, style="bold"), renderable(made.weighing, verbose=verbose)
+
+    answer(as_json, made.to_dict(), page)

@@ -16,8 +16,9 @@ from meshwright.config import NAMED_REMAT, POLICIES, Layout, block_policies, che
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
 from meshwright.planning import Suggestion
-from meshwright.results import Change, Changes, Phase, Weighing, ignore
+from meshwright.results import Change, Phase, Weighing, ignore
 
+from ._changes import Changes
 from ._smaller_memory import suggestions
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed

@@ -1,4 +1,4 @@
-"""Run with several processes: join and watch them, exchange messages, start and restart them.
+"""Run with several processes: join, compare and watch them, exchange messages, start and restart them.
 
 Imports: `trainer.launch`, `subprocesses`, `errors`; jax when processes are joined. Used by: `trainer.launch`
 and `cli`, by entry points, where a launcher or an option asks for it.
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # imported on first use: who restarts a run joins no processe
     from ._coordination import SILENT_SECONDS as SILENT_SECONDS
     from ._coordination import Heartbeat as Heartbeat
     from ._coordination import ProcessGroup as ProcessGroup
+    from ._differences import agreed_among as agreed_among
     from ._launch import run_processes as run_processes
     from ._launch import run_with_restarts as run_with_restarts
 

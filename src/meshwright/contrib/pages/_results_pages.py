@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.measure import History
 from meshwright.planned import Plan
-from meshwright.report import Document, MakesDocument, document_of, history_document, plan_page
+from meshwright.report import Document, MakesDocument, document_of, plan_page
 from meshwright.results import Run, Weighing
 
 from ._page import page
@@ -29,7 +28,5 @@ def _document_of(result: Any) -> Document:
             return weighing_page(result)
         case Plan():
             return plan_page(result, None if result.best is None else schedule_lanes(result.best))
-        case History():
-            return history_document(result, draws=True)
         case _:
             return document_of(result)

@@ -1,13 +1,40 @@
-"""Show the changes that `explain` compiled, each with its effect on the step. Used by: `_results`."""
+"""Hold the changes that `explain` compiled, and show each with its effect on the step.
+
+Used by: `_weighed_changes`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from meshwright.results import Changes
+from meshwright.report import Document, ReportTable, Words, flop_words, plain_rows, section
+from meshwright.reportable import Reportable
+from meshwright.results import Change
 from meshwright.units import format_bytes, format_seconds
 
-from ._model import Document, ReportTable, Words, flop_words, plain_rows, section
+
+class Changes(tuple[Change, ...], Reportable):
+    """The changes that `explain` compiled, the largest memory saving first."""
+
+    def document(self) -> Document:
+        """Return its report."""
+        return changes_document(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changes as `weigh --explain --json` prints them."""
+        return {"changes": [change.to_dict() for change in self]}
+
+    def __str__(self) -> str:
+        return Reportable.__str__(self)
+
+    def __repr__(self) -> str:
+        return Reportable.__repr__(self)
+
+    @property
+    def line(self) -> str:
+        """The number of changes, and the one that saves most memory."""
+        return f"{len(self)} compiled" + (f", first {self[0].arguments}" if self else "")
 
 
 def changes_document(changes: Changes) -> Document:
