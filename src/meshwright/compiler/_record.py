@@ -198,8 +198,8 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cud
 PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
 STEP_ROOMS = (
-    "context_attention", "eight_bit_states", "experts", "further_tokens", "latent_attention", "lora", "muon",
-    "offload", "pipelines", "state_mixers", "toy_models",
+    "adafactor", "context_attention", "eight_bit_states", "experts", "further_tokens", "latent_attention",
+    "lora", "muon", "offload", "pipelines", "state_mixers", "toy_models",
 )  # fmt: skip
 """Rooms outside the core of which a run's step may have a part."""
 _STEP_FOLDERS = ("compiler", "config", "hlo", "sharding", "trainer/models", "trainer/step", "worker")
