@@ -1,4 +1,4 @@
-"""Plant one fault in each package, and see whether the tests find it.
+"""Plant one fault in each package of the core and in some rooms outside it; see whether tests find it.
 
 Run: python benchmarks/planted_faults.py [--tests FOLDER] [--record] [PACKAGE ...]. Each fault is one line of
 a copy of src; the named tests of `make test` run against the copy, and a fault is found if one of them fails.
@@ -37,8 +37,9 @@ class Fault:
 
     @property
     def package(self) -> str:
-        """The package of the file."""
-        return self.file.partition("/")[0]
+        """The package of the file, or its room outside the core."""
+        first, *rest = self.file.split("/")
+        return f"{first}/{rest[0]}" if first == "contrib" else first
 
 
 def fault(file: str, old: str, new: str, *tests: str) -> Fault:
@@ -184,6 +185,18 @@ FAULTS = (
         'return math.prod((2, *(2 for factor in factors if factor.aval.dtype.kind == "c")))',
         "return 2",
         "compiler/test_traced.py",
+    ),
+    fault(
+        "contrib/experts/experts.py",
+        "kept = order.rank < (tokens.shape[0] if capacity is None else capacity)",
+        "kept = order.rank <= (tokens.shape[0] if capacity is None else capacity)",
+        "contrib/experts/test_experts.py",
+    ),
+    fault(
+        "contrib/lora/_adapted_products.py",
+        "layers[group] * sum(sizes[group, name]) for group, name in products",
+        "layers[group] * max(sizes[group, name]) for group, name in products",
+        "contrib/lora/test_lora.py",
     ),
 )
 
