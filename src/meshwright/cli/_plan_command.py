@@ -118,7 +118,6 @@ def plan(
     _check_emit(emit, toml, image)
     from meshwright import RunLength
     from meshwright.programs import program_named
-    from meshwright.registry import room
 
     keep_from_gpu(as_, on)
     length = RunLength(
@@ -132,7 +131,7 @@ def plan(
         of_one = {"on": on, "min_devices": min_devices or None, "price": price, "top": top, "data": data}
         several = (with_reserve(each, reserve) for each in fleets.split(","))
         how: dict[str, Any] = {"check": check, "as_json": as_json, "of_one": {**of_one, "toml": toml}}
-        room("fleet_plans").compare(config, program, several, budget, common, html, **how)
+        _fleets_room().compare(config, program, several, budget, common, html, **how)
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
@@ -151,6 +150,12 @@ def plan(
     if toml is not None and made.winner is not None:
         _write_files(made, toml, emit, image)
     end_search(made.interrupted, signals, nothing_fits=check and made.winner is None)
+
+
+def _fleets_room() -> Any:
+    from meshwright.registry import room
+
+    return room("fleet_plans")
 
 
 def _merged(fixed: Sequence[str], varied: Sequence[str]) -> list[str]:

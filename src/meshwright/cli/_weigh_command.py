@@ -177,11 +177,8 @@ def weigh(
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     on = with_reserve(on, reserve)
     if longest or largest_batch:
-        of = "sequence_length" if longest else "batch"
-        from meshwright.registry import room
-
-        changed = with_lora(overrides, lora)
-        return room("changes").answer_largest(config, of, on, layout, changed, as_json, verbose)
+        of, changed = "sequence_length" if longest else "batch", with_lora(overrides, lora)
+        return _changes_room().answer_largest(config, of, on, layout, changed, as_json, verbose)
     options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
     run = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
@@ -210,9 +207,13 @@ def weigh(
 
 
 def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Reportable:
+    return _changes_room().explain(weighing, on_event=on_event)
+
+
+def _changes_room() -> Any:
     from meshwright.registry import room
 
-    return room("changes").explain(weighing, on_event=on_event)
+    return room("changes")
 
 
 def _fields(made: Sequence[Weighing], changes: Reportable | None, all_calls: bool) -> dict[str, Any]:
