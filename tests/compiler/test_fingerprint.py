@@ -1,8 +1,12 @@
 """Fingerprints: equal for one program printed with a GPU at hand and without, and for no other."""
 
 import re
+from typing import Any
 
+import jax
 import pytest
+from jax.experimental import pallas
+from jax.experimental.pallas import triton
 
 from meshwright.compiler import fingerprint_of
 
@@ -134,3 +138,35 @@ def test_the_configuration_of_a_foreign_call_counts_though_it_is_no_json():
     ours, theirs = (call.replace(config, f"{{uplo = {n} : ui8}}") for n, call in enumerate(calls))
     assert fingerprint_of(ours) == fingerprint_of(ours.replace("difference", "d"))
     assert fingerprint_of(ours) != fingerprint_of(theirs)
+
+
+@pytest.mark.parametrize(("added", "is_same"), [(1, True), (2, False)])
+def test_where_a_kernel_of_pallas_was_written_does_not_count(added: int, is_same: bool):
+    one, other = kernel("one/kernel.py", lines=0, added=1), kernel("another/kernel.py", lines=7, added=added)
+    assert one != other
+    assert (fingerprint_of(CALL.format(one)) == fingerprint_of(CALL.format(other))) is is_same
+
+
+def test_code_of_a_kernel_that_cannot_be_read_counts_as_it_is():
+    broken = [CALL.format(rf'ir = "ML\EFR\{number}"') for number in ("00", "01")]
+    assert fingerprint_of(broken[0]) != fingerprint_of(broken[1])
+
+
+CALL = """HloModule jit_step
+
+ENTRY %main (x: f32[16]) -> f32[16] {{
+  %x = f32[16]{{0}} parameter(0)
+  ROOT %sum = f32[16]{{0}} custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", backend_config={{{}}}
+}}
+"""
+
+
+def kernel(file: str, lines: int, added: int) -> str:
+    """Return Triton's code of a kernel below so many empty lines of a file, as a program has it."""
+    source = "\n" * lines + f"def body(x, y):\n    y[...] = x[...] + {added}\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), names)
+    vector = jax.ShapeDtypeStruct((16,), "float32")
+    step = pallas.pallas_call(names["body"], out_shape=vector, compiler_params=triton.CompilerParams())
+    text = jax.jit(step).trace(vector).lower(lowering_platforms=("cuda",)).as_text()
+    return re.search(r'ir = "(?:[^"\\]|\\.)*"', text)[0]

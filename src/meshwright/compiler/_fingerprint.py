@@ -2,7 +2,8 @@
 
 A compiler with the GPU at hand and one without make the same kernels, and print them differently: names have
 other numbers, the operands of a fusion another order, and independent instructions too. cuBLAS gets an
-algorithm that was found by timing, with a scratch array for it. So the digest is one of the data flow. Each
+algorithm that was found by timing, with a scratch array for it. Triton's code of a Pallas kernel names the
+files and lines that made it. So the digest is one of the data flow. Each
 instruction has a digest of what it is and of its operands' digests, and a computation has one of all its
 instructions. The order in which independent instructions run is no part of it.
 """
@@ -35,6 +36,8 @@ _SCRATCH = re.compile(r"\b[su]8\[\d+\]")
 _USES_SCRATCH = (" custom-call(", " get-tuple-element(")
 _CONFIG = "backend_config="
 _TIMED = ("selected_algorithm", "autotune_workspace_size")
+_KERNEL = re.compile(r'(?<=\bir = )"(ML\\EFR(?:[^"\\]|\\.)*)"')  # Triton's code, as MLIR's bytecode
+_ESCAPED = re.compile(rb"\\([0-9A-Fa-f]{2}|\\)")
 _DEFAULTS: tuple[Any, ...] = (0, "", [], {}, None)  # False too
 _DECODER = json.JSONDecoder()
 
@@ -49,7 +52,7 @@ def fingerprint_of(program: str) -> str:
     True
     """
     text = _TABLES.sub("\n", program)
-    text = _SCHEDULER_NOTE.sub("", _METADATA.sub("", text))
+    text = _KERNEL.sub(_kernel, _SCHEDULER_NOTE.sub("", _METADATA.sub("", text)))
     lines = _PLACE.sub("", _MODULE.sub("HloModule", text)).splitlines()
     fused = {found[3] for line in lines if (found := _FUSION.search(line))}
     known: dict[str, _Digested] = {}
@@ -65,6 +68,24 @@ def fingerprint_of(program: str) -> str:
         else:
             (inside if name else outside).append(line)
     return _digest("\n".join([*outside, known[entry].digest if entry else ""]))
+
+
+def _kernel(found: re.Match[str]) -> str:
+    """Return the digest of a kernel's code without source positions, or its bytecode if that is no Triton's."""
+    from jaxlib.mlir import ir
+    from jaxlib.triton import dialect
+
+    code = _ESCAPED.sub(_unescaped, found[1].encode())
+    with ir.Context() as context:
+        dialect.register_dialect(context)
+        try:
+            return f'"{_digest(str(ir.Module.parse(code)))}"'
+        except ir.MLIRError:
+            return found[0]
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    return found[1] if len(found[1]) == 1 else bytes.fromhex(found[1].decode())
 
 
 @dataclass(frozen=True, slots=True)
