@@ -71,7 +71,7 @@ def fingerprint_of(program: str) -> str:
 
 
 def _kernel(found: re.Match[str]) -> str:
-    """Return the digest of a kernel's code without source positions, or its bytecode if that is no Triton's."""
+    """Return the digest of a kernel's code without source positions, or the code if it cannot be read."""
     from jaxlib.mlir import ir
     from jaxlib.triton import dialect
 

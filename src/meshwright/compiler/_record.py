@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform as python_platform
 from dataclasses import dataclass, field
@@ -120,6 +121,17 @@ class Routing:
     ways: int | None = None
     is_capped: bool = False
     domains: int = 1
+
+    def reached(self, parts: int) -> float:
+        """Return the probability that a given one of `parts` equal parts holds any of a token's experts.
+
+        Choices are independent and uniform, as a forced balance makes them.
+
+        >>> round(15 * Routing(num_experts=128, num_chosen=8).reached(16), 1)  # 15 other devices
+        6.2
+        """
+        elsewhere = self.num_experts - self.num_experts // parts
+        return 1 - math.comb(elsewhere, self.num_chosen) / math.comb(self.num_experts, self.num_chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

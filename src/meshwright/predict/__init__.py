@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._busy import NUM_SPANS as NUM_SPANS
     from ._busy import busy_of as busy_of
     from ._dispatch import copies_once as copies_once
-    from ._dispatch import reached as reached
     from ._factors import RECOMPUTED as RECOMPUTED
     from ._factors import TAIL as TAIL
     from ._factors import TAIL_OF_NOISE as TAIL_OF_NOISE

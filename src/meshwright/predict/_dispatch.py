@@ -10,19 +10,7 @@ indices, probabilities and the sums' own time.
 
 from __future__ import annotations
 
-import math
-
 from meshwright.compiler import Routing
-
-
-def reached(routing: Routing, parts: int) -> float:
-    """Return the probability that a given one of `parts` equal parts holds any of a token's experts.
-
-    >>> round(15 * reached(Routing(num_experts=128, num_chosen=8), 16), 1)  # 15 other devices
-    6.2
-    """
-    elsewhere = routing.num_experts - routing.num_experts // parts
-    return 1 - math.comb(elsewhere, routing.num_chosen) / math.comb(routing.num_experts, routing.num_chosen)
 
 
 def copies_once(routing: Routing, domains: int, members: int) -> tuple[float, float]:
@@ -36,5 +24,5 @@ def copies_once(routing: Routing, domains: int, members: int) -> tuple[float, fl
     >>> [round(copies_once(routing, hosts, 8)[1], 1) for hosts in (2, 4, 8)]  # 4, 6 and 7 of a plain one
     [1.0, 2.7, 4.7]
     """
-    between = (domains - 1) * reached(routing, domains)
-    return domains * (members - 1) * reached(routing, domains * members), between
+    between = (domains - 1) * routing.reached(domains)
+    return domains * (members - 1) * routing.reached(domains * members), between

@@ -9,9 +9,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.compiler import Routing
-from meshwright.contrib.experts import reached as reached_in_step
 from meshwright.errors import InputError
-from meshwright.predict import Prediction, copies_once, ends_with_waits, reached, widths
+from meshwright.predict import Prediction, copies_once, ends_with_waits, widths
 
 RECORD = Path(__file__).parents[3] / "benchmarks/records/2026-11-28_predict_experts.toml"
 SMALL = ("model.num_layers=1", "batch.sequences=16", "model.capacity_factor=none")
@@ -127,13 +126,6 @@ def test_copies_are_those_of_every_choice_counted(domains, members):
 def over_two_hosts(*overrides: str) -> mw.Weighing:
     wide = ("model.embed_dim=1024", "model.num_experts=16", "model.experts_per_token=8")
     return weighed("batch.sequences=256", *wide, *overrides, on="2x2xH100", layout="expert=4")
-
-
-@pytest.mark.parametrize(("experts", "chosen", "parts"), [(128, 8, 16), (8, 3, 4), (256, 8, 8)])
-def test_the_step_and_the_prediction_reach_as_many_domains(experts, chosen, parts):
-    """Neither may import the other, so each has the formula."""
-    routing = Routing(num_experts=experts, num_chosen=chosen)
-    assert reached(routing, parts) == reached_in_step(experts, chosen, parts)
 
 
 @pytest.fixture(scope="module")

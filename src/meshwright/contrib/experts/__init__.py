@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # imported on first use: configurations and plans need no jax
     from ._balance import without_excess as without_excess
     from ._dispatch_estimates import Dispatch as Dispatch
     from ._dispatch_sizes import domains_of_layout as domains_of_layout
-    from ._dispatch_sizes import reached as reached
     from ._dispatch_sizes import sent_rows as sent_rows
     from .expert_rows import order_of as order_of
     from .expert_rows import places_of as places_of

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.compiler import Routing
 from meshwright.config import EXPERT_DIMS, Layout, RunConfig, TransformerModel
 from meshwright.hardware import Chip, Fleet
 
@@ -44,18 +45,6 @@ of 0.78 (Qwen3-30B-A3B, `expert=64` on 64 H100) the step was predicted at 13.2 s
 GPUS = ("cuda", "rocm")
 
 
-def reached(num_experts: int, num_chosen: int, parts: int) -> float:
-    """Return the probability that a given one of `parts` equal parts holds any of a token's experts.
-
-    Choices are independent and uniform, as a forced balance makes them.
-
-    >>> round(15 * reached(128, 8, 16), 1)  # 15 other devices
-    6.2
-    """
-    elsewhere = num_experts - num_experts // parts
-    return 1 - math.comb(elsewhere, num_chosen) / math.comb(num_experts, num_chosen)
-
-
 def reached_by(model: TransformerModel, domains: int) -> float:
     """Return the probability that one of `domains` has any of a token's experts, by a balanced router.
 
@@ -68,11 +57,12 @@ def reached_by(model: TransformerModel, domains: int) -> float:
     """
     assert model.num_experts is not None, "the model has no experts"
     assert model.experts_per_token is not None, "a checked model says how many experts a token is sent to"
-    share = reached(model.num_experts, model.experts_per_token, domains)
+    by_choice = Routing(num_experts=model.num_experts, num_chosen=model.experts_per_token)
+    share = by_choice.reached(domains)
     groups, chosen = model.router_groups, model.router_groups_chosen
     if groups is None or chosen is None or groups % domains:
         return share
-    return min(share, reached(groups, chosen, domains))
+    return min(share, Routing(num_experts=groups, num_chosen=chosen).reached(domains))
 
 
 def sends_once(model: TransformerModel, domains: int, members: int, chip: Chip) -> bool:
