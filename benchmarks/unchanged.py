@@ -32,9 +32,9 @@ GPU_FLEETS = {
     "mixtral-8x7b": "64xH100",
 }
 LAYOUTS = (
-    "data=8", "fsdp=8", "data=2,tensor=4", "context=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2",
-    "data=2,context=4", "stage=2,fsdp=4", "stage=2,data=2,fsdp=2", "stage=2,context=2,tensor=2",
-    "fsdp=2,context=4",
+    "data=8", "fsdp=8", "data=2,tensor=4", "context=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2",
+    "fsdp=4,tensor=2", "data=2,context=4", "stage=2,fsdp=4", "stage=2,data=2,fsdp=2",
+    "stage=2,context=2,tensor=2", "fsdp=2,context=4",
 )  # fmt: skip
 TRAINED = LAYOUTS[:8]
 # What depends on this machine's calibration.
