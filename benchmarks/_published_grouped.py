@@ -22,7 +22,6 @@ from _published_narrow import without_casts
 from _published_sizes import Sizes
 
 from meshwright.compiler import Routing
-from meshwright.predict import reached
 from meshwright.predict._rates import Machine
 
 # Bytes of a layer's elementwise kernels by token, forward and backward, in 16 bits. By the width, for the
@@ -120,7 +119,7 @@ def experts_bytes(sizes: Sizes, kernels: Kernels) -> float:
     rows = 2 * BY_CHOICE_BYTES * chosen
     if kernels.sends_once:
         routing = Routing(num_experts=model.num_experts, num_chosen=chosen)
-        rows = 2 * (ONCE_BYTES * chosen + SUM_BYTES * devices * reached(routing, devices))
+        rows = 2 * (ONCE_BYTES * chosen + SUM_BYTES * devices * routing.reached(devices))
     rows += CAST_BYTES * chosen if kernels.eight_bits else 0.0
     hidden = 0.0
     if not kernels.fused:
