@@ -220,6 +220,7 @@ def test_peft_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path, mon
     assert held >= of_run if fused else held == of_run
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")  # gpt2's Conv1D
 def test_all_linear_means_the_products_that_peft_finds(trained, tmp_path, monkeypatch):
     base, folder = trained
     if load_config(str(folder)).lora.targets != ("all-linear",):
