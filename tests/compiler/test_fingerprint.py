@@ -140,6 +140,7 @@ def test_the_configuration_of_a_foreign_call_counts_though_it_is_no_json():
     assert fingerprint_of(ours) != fingerprint_of(theirs)
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize(("added", "is_same"), [(1, True), (2, False)])
 def test_where_a_kernel_of_pallas_was_written_does_not_count(added: int, is_same: bool):
     one, other = kernel("one/kernel.py", lines=0, added=1), kernel("another/kernel.py", lines=7, added=added)

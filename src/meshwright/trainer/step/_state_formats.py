@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,7 @@ def with_master(parameters: Tree, master: Tree | None) -> Tree:
     return jax.tree.map(pick, master, parameters, is_leaf=lambda x: x is None)
 
 
+@runtime_checkable
 class _Blocks(Protocol):
     """Keep a moment in eight bits: a room outside the core does."""
 
