@@ -9,6 +9,7 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 
 from meshwright.compiler import fingerprint_of
+from meshwright.worker import devices_of_kind
 
 # Excerpts of one step as XLA printed it for an H200 (jax 0.11), without a GPU and with it.
 WITHOUT = """HloModule jit_step, is_scheduled=true
@@ -169,5 +170,6 @@ def kernel(file: str, lines: int, added: int) -> str:
     exec(compile(source, file, "exec"), names)
     vector = jax.ShapeDtypeStruct((16,), "float32")
     step = pallas.pallas_call(names["body"], out_shape=vector, compiler_params=triton.CompilerParams())
-    text = jax.jit(step).trace(vector).lower(lowering_platforms=("cuda",)).as_text()
+    with devices_of_kind("NVIDIA H100 80GB HBM3", "cuda"):
+        text = jax.jit(step).trace(vector).lower(lowering_platforms=("cuda",)).as_text()
     return re.search(r'ir = "(?:[^"\\]|\\.)*"', text)[0]
