@@ -1,7 +1,6 @@
 """Parameters and moments in 16 bits: what is kept, how it is rounded, what a run learns with it."""
 
 import math
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +10,14 @@ import pytest
 import meshwright as mw
 from meshwright.config import StateConfig, load_config
 from meshwright.errors import InputError
-from meshwright.sharding import mesh_of
-from meshwright.trainer.step import build_step, by_chance, rounded_as
-from tests.stepping import run_steps
+from meshwright.trainer.step import by_chance, rounded_as
+from tests.stepping import IN_16_BITS
+from tests.stepping import trained_shortly as trained
 
 pytestmark = pytest.mark.quick
 
-HALF = ("precision=bf16",)
-PURE = (*HALF, "state.parameters=bf16", "state.moments=bf16", "gradient_sum=bf16")
+PURE = (*IN_16_BITS, "state.parameters=bf16", "state.moments=bf16", "gradient_sum=bf16")
 BY_CHANCE = (*PURE, "state.rounding=stochastic")
-SHORT = ("model.num_layers=1", "batch.sequences=8", "batch.sequence_length=64", "schedule.warmup_steps=0")
-
-
-@cache
-def trained(overrides=HALF, axes=(("data", 1),), steps=12):
-    """Return the losses of a short run of bytes-nano, and its last state."""
-    config = load_config("bytes-nano", (*SHORT, *overrides))
-    built = build_step(config, mesh_of(axes, jax.devices()[: math.prod(size for _, size in axes)]))
-    return run_steps(config, built, built.init(np.uint32(0)), steps)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +34,10 @@ def test_a_run_in_16_bits_learns_what_fp32_learns(overrides):
 
 def test_a_master_copy_makes_the_updates_of_parameters_in_fp32():
     """A step computes with the numbers of a run in fp32, cast; its gradients are rounded sooner."""
-    (wide, _), (narrow, state) = trained(), trained((*HALF, "state.parameters=bf16", "state.master=fp32"))
+    (wide, _), (narrow, state) = (
+        trained(),
+        trained((*IN_16_BITS, "state.parameters=bf16", "state.master=fp32")),
+    )
     np.testing.assert_allclose(narrow, wide, rtol=1e-3)
     up, copy = (state[part]["layers"]["mlp"]["up"] for part in ("parameters", "master"))
     np.testing.assert_array_equal(up, copy.astype(jnp.bfloat16))
@@ -53,7 +45,7 @@ def test_a_master_copy_makes_the_updates_of_parameters_in_fp32():
 
 
 def test_weighed_a_master_copy_is_four_bytes_for_each_parameter_in_bf16():
-    overrides = [*SHORT, *HALF, "state.parameters=bf16", "state.master=fp32", "offload=optimizer"]
+    overrides = [*SHORT, *IN_16_BITS, "state.parameters=bf16", "state.master=fp32", "offload=optimizer"]
     weighed = mw.weigh("bytes-nano", on="1xH100", overrides=overrides)
     held = [a for a in weighed.compiled.arguments if a.role == "parameters"]
     narrow = sum(math.prod(a.shape) for a in held if a.dtype == "bfloat16")
@@ -97,7 +89,9 @@ def test_updates_too_small_for_nearest_rounding_are_made_by_chance():
 
 def test_weighed_a_state_in_16_bits_is_half_of_one_in_32():
     """By hand: 4 bytes less for each number of a matrix or table, 2 of it and 2 of one of two moments."""
-    wide, narrow = (mw.weigh("bytes-nano", on="1xH100", overrides=[*SHORT, *more]) for more in (HALF, PURE))
+    wide, narrow = (
+        mw.weigh("bytes-nano", on="1xH100", overrides=[*SHORT, *more]) for more in (IN_16_BITS, PURE)
+    )
     held = [
         sum(a.device_bytes for a in w.compiled.arguments if a.role in ("parameters", "optimizer_state"))
         for w in (wide, narrow)

@@ -15,7 +15,7 @@ Numbers = NDArray[np.float64]
 
 
 class Dispatch(Protocol):
-    """What a room outside the core estimates of experts, by candidate."""
+    """Estimate experts by candidate, in a room outside the core."""
 
     def rows_per_token(self, tokens: Numbers) -> Any:
         """Return the rows of the MLP's products per token: those of the experts' buffers."""

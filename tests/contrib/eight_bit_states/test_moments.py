@@ -1,33 +1,18 @@
 """Moments in eight bits: their codes, their bytes, and what a run learns with them."""
 
-import math
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.config import load_config
 from meshwright.contrib.eight_bit_states import codes_of, values_of
-from meshwright.sharding import mesh_of
-from meshwright.trainer.step import build_step
-from tests.stepping import run_steps
+from tests.stepping import IN_16_BITS
+from tests.stepping import trained_shortly as trained
 
 pytestmark = pytest.mark.quick
 
-HALF = ("precision=bf16",)
-EIGHT = (*HALF, "state.moments=8bit")
-SHORT = ("model.num_layers=1", "batch.sequences=8", "batch.sequence_length=64", "schedule.warmup_steps=0")
-
-
-@cache
-def trained(overrides=HALF, axes=(("data", 1),), steps=12):
-    """Return the losses of a short run of bytes-nano, and its last state."""
-    config = load_config("bytes-nano", (*SHORT, *overrides))
-    built = build_step(config, mesh_of(axes, jax.devices()[: math.prod(size for _, size in axes)]))
-    return run_steps(config, built, built.init(np.uint32(0)), steps)
+EIGHT = (*IN_16_BITS, "state.moments=8bit")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +22,7 @@ def trained(overrides=HALF, axes=(("data", 1),), steps=12):
 )
 def test_moments_in_eight_bits_learn_what_fp32_learns(kind, learning_rate):
     chosen = (f"optimizer.kind={kind}", f"optimizer.learning_rate={learning_rate}") if learning_rate else ()
-    (wide, _), (narrow, state) = trained((*HALF, *chosen)), trained((*EIGHT, *chosen))
+    (wide, _), (narrow, state) = trained((*IN_16_BITS, *chosen)), trained((*EIGHT, *chosen))
     assert wide[-1] < wide[0] - 0.5
     np.testing.assert_allclose(narrow, wide, rtol=0.02)
     assert narrow != wide
@@ -86,7 +71,7 @@ def test_weighed_moments_in_eight_bits_take_the_bytes_of_codes_and_scales():
 
     A side of 384 has no blocks of 256: those of attention are of 192.
     """
-    overrides = [*HALF, "model.num_layers=2", "batch.sequences=8", "state.moments=8bit"]
+    overrides = [*IN_16_BITS, "model.num_layers=2", "batch.sequences=8", "state.moments=8bit"]
     weighed = mw.weigh("bytes-10m", on="1xH100", overrides=overrides)
     width, hidden, vocabulary = 384, 1536, 256
     moments = weighed.ledger.memory.optimizer_state_by_moment

@@ -22,7 +22,7 @@ Numbers = NDArray[np.float64]
 
 
 class Dispatch:
-    """How each candidate sends rows to experts.
+    """Estimate the rows and the messages of each candidate's experts.
 
     Args:
         mesh: the sizes and strides of the axes, by candidate.

@@ -93,8 +93,6 @@ class Block:
             declared["mlp"] = self._mlp_parameters(c.plain_mlp_dim)
             declared["mlp"] |= xielu_parameters() if c.activation == "xielu" else {}
         if kind.mlp == "experts":
-            from meshwright.registry import room
-
             declared["experts"] = room("experts").expert_parameters(c)
             named = ("experts_norm", "experts_out_norm", "shared_out_norm")[: 3 if c.shared_dim else 2]
             declared |= dict.fromkeys(named, norm_parameters(c)) if c.expert_norms else {}
@@ -225,8 +223,6 @@ class Block:
         c = self.config
         if self.kind.mlp == "mlp":
             return self._mlp(h, layer, "mlp", context), None
-        from meshwright.registry import room
-
         experts, split, routed = room("experts"), context.pin(h, *RESIDUAL), None
         entering = split
         if c.expert_norms:

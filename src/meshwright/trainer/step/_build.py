@@ -355,8 +355,6 @@ def _step(update: Update, gradients: _Gradients, shardings: Tree) -> Any:
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             excess = gradient
             if bias_rate:
-                from meshwright.registry import room
-
                 gradient = room("experts").without_excess(gradient)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)

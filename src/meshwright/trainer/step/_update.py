@@ -65,8 +65,6 @@ class Update:
         updates = jax.tree.map(lambda u: scalars.rate * u, updates)
         parameters = optax.apply_updates(wide, updates)
         if bias_rate:
-            from meshwright.registry import room
-
             parameters = room("experts").with_moved_bias(parameters, wide, change.excess, bias_rate)
         if state.moments == "8bit":
             moments = self.formats.narrowed(moments)
