@@ -11,7 +11,7 @@ import meshwright as mw
 from meshwright.config import StateConfig, load_config
 from meshwright.errors import InputError
 from meshwright.trainer.step import by_chance, rounded_as
-from tests.stepping import IN_16_BITS
+from tests.stepping import IN_16_BITS, SHORT
 from tests.stepping import trained_shortly as trained
 
 pytestmark = pytest.mark.quick
