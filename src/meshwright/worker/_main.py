@@ -281,8 +281,10 @@ def _lowered(
 ) -> tuple[Any, Any]:
     """Return the step traced, and lowered for the request's platform."""
     if request.function is None:
+        from meshwright.trainer.step import lowered_step
+
         traced = step.trace(*arguments)
-        lowered = traced.lower(lowering_platforms=(request.platform,))
+        lowered = lowered_step(traced, request.platform)
         if (host_memory := _memory_of_hosts(request)) is not None:
             host_memory.name_memories(request, traced, lowered)
         return traced, lowered

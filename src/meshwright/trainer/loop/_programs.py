@@ -31,7 +31,7 @@ from meshwright.compiler import (
 )
 from meshwright.config import RunConfig
 from meshwright.registry import room
-from meshwright.trainer.step import TrainStep, build_step, whole_parameters
+from meshwright.trainer.step import TrainStep, build_step, lowered_step, whole_parameters
 
 NUM_THREADS = 2  # the step's memory is then added to that of one smaller program
 
@@ -87,7 +87,8 @@ def compile_programs(
     pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="meshwright-compile")
     try:
         started = time.monotonic()
-        lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
+        traced = built.step.trace(built.state, built.batch)  # type: ignore[attr-defined]
+        lowered = lowered_step(traced, platform)
 
         def compiled_step() -> tuple[Any, float]:
             try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._gradients import only_axes as only_axes
     from ._gradients import rows_spec as rows_spec
     from ._gradients import without_axes as without_axes
+    from ._lowering import lowered_step as lowered_step
     from ._matrices import MatrixDims as MatrixDims
     from ._matrices import merged_entry as merged_entry
     from ._optimizer import EightBits as EightBits
