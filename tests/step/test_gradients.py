@@ -217,7 +217,7 @@ class Nano:
     """
 
     def __init__(self, gradient_sum, mesh, more, drawn=None):
-        chosen = ["precision=bf16", "batch.sequences=8", *more, f"gradient_sum={gradient_sum}"]
+        chosen = ["precision=bf16", "batch.sequences=16", *more, f"gradient_sum={gradient_sum}"]
         self.built = build_step(load_config("bytes-nano", chosen), mesh)
         self.state = drawn or jax.tree.map(np.array, jax.jit(self.built.init)(jnp.uint32(0)))
         self.start = {name: self.state[name] for name in ("parameters", "frozen") if name in self.state}
@@ -227,7 +227,7 @@ class Nano:
         state = {**self.state, **(start or self.start)}
         state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), state, self.built.state)
         tokens = self.built.batch["tokens"]
-        shape = (8, tokens.shape[-1])
+        shape = (16, tokens.shape[-1])
         drawn = np.random.default_rng(0).integers(0, 256, shape, np.int32).reshape(tokens.shape)
         after, metrics = self.built.step(state, {"tokens": jax.device_put(drawn, tokens.sharding)})
         moments = [np.asarray(x) for x in jax.tree.leaves(after["optimizer"]) if x.ndim]
