@@ -66,7 +66,7 @@ def begun(said: list[str], until: Callable[[], bool]) -> tuple[subprocess.Popen[
 
 # The number of processes, the configuration, the number of devices, the layout, and what else is set.
 SEVERAL = [
-    pytest.param((2, "linear", 2, "fsdp=2", ("model.input_dim=2048",)), id="two"),
+    pytest.param((2, "linear", 2, "fsdp=2", ("model.input_dim=4096",)), id="two"),
     # The processes of the second data replica hold copies.
     pytest.param((4, "bytes-nano", 8, "data=2,fsdp=2,tensor=2", TINY), id="four", marks=pytest.mark.long),
 ]
