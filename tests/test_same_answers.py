@@ -18,6 +18,8 @@ from meshwright.trainer.step import build_step, optimizer_of
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: its answers cannot be compared with")
 F = torch.nn.functional
 
+pytestmark = pytest.mark.quick
+
 ONE, EIGHT = (("data", 1),), (("data", 8),)
 
 

@@ -14,6 +14,8 @@ from meshwright.run_lines import bar_state
 from meshwright.trainer.checkpoint import Checkpoints
 from meshwright.trainer.loop import Noticed, StepDone
 
+pytestmark = pytest.mark.quick
+
 EVERY = ("checkpoint.every_steps=4", "evaluation.every_steps=4")
 
 
@@ -86,11 +88,11 @@ def test_the_report_grows_while_the_run_goes_on(tmp_path, monkeypatch):
     sizes: list[int] = []
 
     def look(event: object) -> None:
-        if isinstance(event, StepDone) and event.step in (3, 7):
+        if isinstance(event, StepDone) and event.step in (2, 4):
             sizes.append((tmp_path / "run/report.html").stat().st_size)
 
-    over = ["evaluation.every_steps=2"]
-    mw.train("linear", on="1xCPU", steps=8, folder=tmp_path / "run", overrides=over, on_event=look)
+    over = ["evaluation.every_steps=1"]
+    mw.train("linear", on="1xCPU", steps=4, folder=tmp_path / "run", overrides=over, on_event=look)
     assert 0 < sizes[0] < sizes[1]
 
 
@@ -125,8 +127,9 @@ def test_images_and_rows_are_not_called_tokens(tmp_path):
         if isinstance(event, StepDone):
             rates.append(bar_state(event)["description"])
 
-    run = mw.train("lenet", on="1xCPU", steps=4, folder=tmp_path / "run", on_event=look)
-    assert "64 images per step" in str(run.weighing)
+    few = ["batch.sequences=4"]
+    run = mw.train("lenet", on="1xCPU", steps=4, folder=tmp_path / "run", overrides=few, on_event=look)
+    assert "4 images per step" in str(run.weighing)
     assert "images/s" in str(run)
     assert all("images/s" in words for words in rates)
     page = (tmp_path / "run/report.html").read_text()
@@ -201,8 +204,8 @@ def test_what_the_disk_refuses_ends_no_run_and_is_told_once(tmp_path, monkeypatc
     monkeypatch.setattr(_train, "REPORT_SECONDS", 0.0 if when == "while it runs" else 1e9)
     events: list[object] = []
     over = ["evaluation.every_steps=2"]
-    run = mw.train("linear", on="1xCPU", steps=8, folder=folder, overrides=over, on_event=events.append)
-    assert run.measurement.steps == 8
+    run = mw.train("linear", on="1xCPU", steps=4, folder=folder, overrides=over, on_event=events.append)
+    assert run.measurement.steps == 4
     assert run.not_written == dict.fromkeys(refused, "Is a directory")
     told = [event.message for event in events if isinstance(event, Noticed) and event.kind == "disk"]
     names = [

@@ -222,6 +222,17 @@ def test_a_template_that_cannot_start_leaves_its_last_words(compiled, monkeypatc
     assert error.value.message.endswith("RuntimeError: a broken jax")
 
 
+def test_a_fork_finds_what_builds_steps_imported(compiled):
+    """Else each fork would spend an eighth of its time on importing the same again."""
+    needed = ("optax", "meshwright.trainer.step._build", "meshwright.trainer.models.attention")
+    text = (
+        f"import sys\nprint('without', [each for each in {needed!r} if each not in sys.modules])\n"
+        "sys.stdout.flush()\nimport os\nos._exit(7)"
+    )
+    with warm_workers(), pytest.raises(CompileError, match=r"without \[\]"):
+        compiled(text)
+
+
 def test_forks_are_not_used_where_the_environment_has_changed(compiled, monkeypatch):
     with warm_workers():
         before = templates()

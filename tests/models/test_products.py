@@ -8,6 +8,8 @@ import pytest
 from meshwright.sharding import gather, look_up
 from meshwright.trainer.models.products import product
 
+pytestmark = pytest.mark.quick
+
 SHAPES = [((4, 6), (6, 5), 1, 0), ((2, 4, 2, 3), (2, 3, 5), 2, 0), ((3, 4, 6), (3, 6, 5), 1, 1)]
 
 

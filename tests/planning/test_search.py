@@ -26,7 +26,16 @@ def estimates(space):
     return estimate(RUN, machine_of(FLEET, None), space.candidates)
 
 
-def test_measured_steps_scale_the_estimates_and_leave_the_bound_below_them(space, estimates):
+@pytest.fixture(scope="module")
+def few(space):
+    """Candidates of all kinds, and what they are estimated at."""
+    candidates = space.candidates[::23]
+    return candidates, estimate(RUN, machine_of(FLEET, None), candidates)
+
+
+def test_measured_steps_scale_the_estimates_and_leave_the_bound_below_them(few):
+    candidates, estimates = few
+
     def after(factor):
         timed = MeasuredClass(measured_seconds=factor, predicted_seconds=1.0)
         of_devices, of_links = ("matmul", "attention", "memory-bound", "launch"), ("host-transfer",)
@@ -45,7 +54,7 @@ def test_measured_steps_scale_the_estimates_and_leave_the_bound_below_them(space
             classes=classes,
         )
         machine = machine_of(FLEET, None, measured=MeasuredRuns(chip="H100", runs=(run,)))
-        return estimate(RUN, machine, space.candidates)
+        return estimate(RUN, machine, candidates)
 
     slower, faster = after(1.5), after(0.5)
     np.testing.assert_allclose(slower.seconds / estimates.seconds, 1.5, rtol=0.05)
@@ -55,14 +64,15 @@ def test_measured_steps_scale_the_estimates_and_leave_the_bound_below_them(space
     assert np.all(faster.seconds_bound <= faster.seconds)
 
 
-def test_groups_with_a_slower_link_are_estimated_with_it(space, estimates):
+def test_groups_with_a_slower_link_are_estimated_with_it(few):
+    candidates, estimates = few
     machine = machine_of(FLEET, None)
     slow = dataclasses.replace(machine, inside_bytes_per_second=25e9)
     by_group = dataclasses.replace(machine, inside_by_group={2: 25e9, 8: 25e9})
     pairs = dataclasses.replace(machine, inside_by_group={2: 25e9, 4: 450e9})
-    every, all_slow = (estimate(RUN, each, space.candidates).seconds for each in (by_group, slow))
+    every, all_slow = (estimate(RUN, each, candidates).seconds for each in (by_group, slow))
     np.testing.assert_allclose(every, all_slow)
-    some = estimate(RUN, pairs, space.candidates).seconds
+    some = estimate(RUN, pairs, candidates).seconds
     assert np.any(1.1 * estimates.seconds < some)
     assert np.any(1.1 * some < all_slow)
 

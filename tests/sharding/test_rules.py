@@ -21,6 +21,8 @@ from meshwright.sharding import (
 )
 from meshwright.trainer.models import Parameter, model_of
 
+pytestmark = pytest.mark.quick
+
 P = PartitionSpec
 LAYOUTS = [{"data": 8}, {"fsdp": 4}, {"tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]
 
@@ -149,6 +151,7 @@ def test_a_frequent_tokens_gradient_is_not_lost_in_sixteen_bits(layout, mesh):
     np.testing.assert_allclose(np.asarray(gradient[0], np.float32), 40.96, rtol=0.01)
 
 
+@pytest.mark.program
 def test_a_lookup_over_tensor_leaves_the_residuals_layout_and_never_the_whole_table(mesh):
     on = mesh(fsdp=2, tensor=4)
     table = jax.ShapeDtypeStruct((512, 6), jnp.float32, sharding=NamedSharding(on, P("tensor", None)))

@@ -178,10 +178,12 @@ STAGE_FSDP_CONTEXT = ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_
 )
 def test_gradients_all_in_fp32_are_those_of_one_device_and_change_no_loss(mesh, layout, more):
     one = [each for each in more if "microbatch" not in each and "zero1" not in each]
-    wide = Nano("all-fp32", mesh(**layout), more)()
-    same = Nano("fp32", mesh(**layout), more)()
+    alone = Nano("all-fp32", mesh(), one)
+    exact = Nano("fp32", mesh(), [*one, "precision=fp32"], alone.state)
+    drawn = None if "stage" in layout else alone.state  # stages have other shapes
+    wide = Nano("all-fp32", mesh(**layout), more, drawn)()
+    same = Nano("fp32", mesh(**layout), more, drawn)()
     assert wide[0] == same[0], "the forward pass is the same"
-    alone, exact = Nano("all-fp32", mesh(), one), Nano("fp32", mesh(), [*one, "precision=fp32"])
     precision = "fp8" if "precision=fp8" in more else "bf16"
     assert not rounding_of(alone, alone.start, exact(), precision).strays(wide)
 
@@ -209,12 +211,15 @@ def test_of_a_run_with_adapters_only_their_gradients_are_in_fp32():
 
 
 class Nano:
-    """A step of `bytes-nano` in bf16, from its start or from other parameters."""
+    """A step of `bytes-nano` in bf16, from its start or from other parameters.
 
-    def __init__(self, gradient_sum, mesh, more):
+    Its start is `drawn` where that is given: tests/step/test_build.py sees that every layout draws the same.
+    """
+
+    def __init__(self, gradient_sum, mesh, more, drawn=None):
         chosen = ["precision=bf16", "batch.sequences=16", *more, f"gradient_sum={gradient_sum}"]
         self.built = build_step(load_config("bytes-nano", chosen), mesh)
-        self.state = jax.tree.map(np.array, jax.jit(self.built.init)(jnp.uint32(0)))
+        self.state = drawn or jax.tree.map(np.array, jax.jit(self.built.init)(jnp.uint32(0)))
         self.start = {name: self.state[name] for name in ("parameters", "frozen") if name in self.state}
 
     def __call__(self, start=None):
@@ -258,7 +263,7 @@ def test_gaps_and_dropout_do_not_depend_on_which_device_sees_a_token(axes, learn
     random = np.random.default_rng(0)
     segments = np.sort(random.integers(0, np.arange(1, 17, 2)[:, None], (8, 33)), axis=1)
     batch = {"tokens": random.integers(256, size=(8, 33)), "segments": segments}
-    found = []
+    found, drawn = [], None
     for where in ({}, axes):
         rows = 4 // (where.get("data", 1) * where.get("fsdp", 1))
         model = (*PACKED, *(LEARNED if learned else ()), f"batch.microbatch_sequences={rows}")
@@ -269,7 +274,9 @@ def test_gaps_and_dropout_do_not_depend_on_which_device_sees_a_token(axes, learn
             batch,
             built.batch,
         )
-        state, metrics = built.step(built.init(np.uint32(0)), placed)
+        drawn = drawn or jax.tree.map(np.array, built.init(np.uint32(0)))
+        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+        state, metrics = built.step(state, placed)
         found.append((metrics["loss"], metrics["gradient_norm"], state["parameters"]["layers"]["mlp"]["up"]))
     for alone, split in zip(*found, strict=True):
         np.testing.assert_allclose(split, alone, rtol=1e-4, atol=1e-6)
@@ -349,10 +356,12 @@ def test_gradients_are_those_of_fp32_whatever_the_scale(mesh, built_on, precisio
     [("fp16", ()), ("fp8", ()), pytest.param("fp8", ("remat=none",), marks=pytest.mark.wide)],
 )
 def test_eight_devices_compute_what_one_computes(mesh, built_on, precision, more):
-    losses = []
+    losses, drawn = [], None
     for axes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
         built, data = built_on(mesh(**axes), precision, *(more if axes else ()))
-        _, metrics = built.step(built.init(np.uint32(0)), place(data.batch(0, "train"), built))
+        drawn = drawn or jax.tree.map(np.array, built.init(np.uint32(0)))
+        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+        _, metrics = built.step(state, place(data.batch(0, "train"), built))
         losses.append([float(metrics["loss"]), float(metrics["gradient_norm"])])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
@@ -374,12 +383,12 @@ def test_the_whole_sequence_decides_which_factors_longrope_takes_where_context_s
     stretched = ("batch.microbatch_sequences=2", "model.rope_stretching=longrope")
     stretched += ("model.rope_original_positions=32",)
     stretched += (f"model.rope_short_factors={[1.0] * 8}", f"model.rope_long_factors={[4.0] * 8}")
-    losses = []
+    losses, drawn = [], None
     for axes in ({}, {"context": 4, "data": 2}):
         built, data = built_on(mesh(**axes), "fp32", *stretched)
-        losses.append(
-            float(built.step(built.init(np.uint32(0)), place(data.batch(0, "train"), built))[1]["loss"])
-        )
+        drawn = drawn or jax.tree.map(np.array, built.init(np.uint32(0)))
+        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+        losses.append(float(built.step(state, place(data.batch(0, "train"), built))[1]["loss"]))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 

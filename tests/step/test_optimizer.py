@@ -19,6 +19,8 @@ from meshwright.trainer.step import (
     schedule_of,
 )
 
+pytestmark = pytest.mark.quick
+
 INNER = jax.tree_util.GetAttrKey("inner_states")
 
 

@@ -559,8 +559,15 @@ def _compiler_name(platform: str) -> str:
     return f"XLA ({platform}) of {package} {versions[package]}"
 
 
-NEEDED = ("jax", "jax.experimental.topologies", "meshwright.trainer.step")
+NEEDED = (
+    "jax",
+    "jax.experimental.layout",
+    "jax.experimental.topologies",
+    "meshwright.trainer.models.transformer",
+)
 OWN = ("_traced", "_deviceless")
+# Packages that import a name when it is first used.
+NAMES = (("meshwright.config", "RunConfig"), ("meshwright.trainer.step", "build_step"))
 OF_STEPS = ("foreign_program", "lowered_call", "held_as_shapes", "as_the_fleet")
 
 
@@ -579,6 +586,8 @@ def fork_for_each_request() -> tuple[str, str, int]:
     set_environment()
     for module in (*NEEDED, *(f"{__package__}.{name}" for name in OWN)):
         import_module(module)
+    for package, name in NAMES:
+        getattr(import_module(package), name)
     for name in OF_STEPS:
         getattr(_steps(), name)
     # jax warns because of its threads. It starts them with its first backend, which only the forks make.
