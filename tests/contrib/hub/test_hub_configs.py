@@ -480,6 +480,11 @@ def test_a_value_of_another_kind_is_refused_by_its_key(changes, folder_of):
         load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], **changes}))
 
 
+def test_the_width_of_a_head_has_two_names_in_files_of_nemotron_h(folder_of):
+    tree = {**NEMOTRON_NANO, "attention_head_dim": NEMOTRON_NANO["head_dim"]}
+    assert load_config(folder_of({**tree, "head_dim": None})).model.head_dim == 128
+
+
 def test_key_heads_in_a_list_of_one_are_read(folder_of):
     listed = folder_of({**PUBLISHED["Llama-3.1-8B"][0], "num_key_value_heads": [8]})
     assert load_config(listed).model.num_kv_heads == 8
