@@ -4,9 +4,11 @@ import dataclasses
 import importlib
 import importlib.metadata
 import json
+import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import meshwright as mw
@@ -138,6 +140,44 @@ def test_a_config_record_takes_overrides_and_checks_them(small):
     assert mw.weigh(config, on="8xH100", overrides=["seed=0"]).compiled == small.compiled
     with pytest.raises(mw.InputError, match="stepz"):
         mw.weigh(load_config("bytes-nano"), on="1xCPU", overrides=["stepz=3"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"on": 8}, "int 8 is no fleet"),
+        ({"on": ["8xH100"]}, "list ['8xH100'] is no fleet"),
+        ({"overrides": 3}, "overrides = 3 are neither a dict nor texts"),
+        ({"overrides": [3]}, "overrides = [3] are neither a dict nor texts"),
+        ({"overrides": {3: 1}}, "override 3 is not section.key"),
+        ({"run": "15T"}, "run = '15T' is no length of a run"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_another_type_is_refused_with_how_to_write_it(changed, words):
+    given = {"on": "8xCPU", **changed}
+    with pytest.raises(mw.InputError, match=re.escape(words)):
+        mw.weigh("bytes-nano", **given)
+    with pytest.raises(mw.InputError, match=re.escape(words)):
+        mw.plan("bytes-nano", **given)
+
+
+@pytest.mark.parametrize("verb", [mw.load, mw.train])
+def test_what_is_no_configuration_is_refused(verb):
+    with pytest.raises(mw.InputError, match="int 3 is no configuration"):
+        verb(3)
+
+
+def test_a_configuration_is_read_from_a_path_and_with_numbers_of_numpy(tmp_path):
+    (tmp_path / "mine.toml").write_text('preset = "bytes-nano"')
+    overrides = {"model.num_layers": np.int64(3), "optimizer.learning_rate": np.float32(0.5)}
+    read = mw.load(tmp_path / "mine.toml", overrides)
+    assert (read.name, read.model.num_layers, read.optimizer.learning_rate) == ("mine", 3, 0.5)
+
+
+def test_what_is_explained_is_a_weighing():
+    with pytest.raises(mw.InputError, match="str 'bytes-nano' is no weighing"):
+        mw.explain("bytes-nano")
 
 
 def test_a_foreign_program_takes_no_override_that_it_does_not_declare(monkeypatch):

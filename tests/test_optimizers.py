@@ -280,6 +280,33 @@ def test_it_reduces_the_loss_of_bytes_nano_and_does_alike_on_eight_devices(kind)
     np.testing.assert_allclose(together, alone[:5], rtol=1e-5)
 
 
+LATENT = {
+    **{"model.latent_rank": 32, "model.query_rank": 48, "model.rotary_dim": 8, "model.value_dim": 16},
+    **{"model.num_kv_heads": 4, "model.head_dim": 24},
+}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"optimizer.kind": "muon"},
+        {"optimizer.kind": "adafactor"},
+        {"state.moments": "8bit"},
+    ],
+    ids=str,
+)
+def test_norms_of_latents_are_vectors_to_an_optimizer_that_tells_matrices_apart(chosen):
+    config = load_config("bytes-nano", {**LATENT, **chosen})
+    state = build_step(config, mesh_of((("data", 1),), jax.devices()[:1])).state
+    norms = [
+        leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state["optimizer"])
+        if "key_down_norm" in jax.tree_util.keystr(path) and math.prod(leaf.shape) > 2
+    ]
+    assert norms
+    assert set(norms) == {(2, 32)}, norms  # two layers' norms of 32 numbers
+
+
 def counted(config):
     """Numbers of the hidden matrices, and of everything else."""
     leaves = jax.tree.leaves(model_of(config.model).parameters(), is_leaf=lambda p: isinstance(p, Parameter))

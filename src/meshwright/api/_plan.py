@@ -25,7 +25,16 @@ from meshwright.hardware import Fleet
 from meshwright.kept_records import keep_plan
 from meshwright.planned import STOPPED, Plan, Planned, PlanProgress
 from meshwright.planning import values_by_knob
-from meshwright.programs import REST, Candidates, Program, RunLength, Settings, fleet_of, program_of
+from meshwright.programs import (
+    REST,
+    Candidates,
+    Program,
+    RunLength,
+    Settings,
+    fleet_of,
+    program_of,
+    run_length_of,
+)
 from meshwright.registry import room
 from meshwright.results import Change, ignore
 
@@ -97,7 +106,7 @@ def plan(
     fleet, started = fleet_of(on), time.monotonic()
     asked = _Asked(
         program=program_of(program),
-        settings=Settings(overrides=overrides, run=run or RunLength()),
+        settings=Settings(overrides=overrides, run=run_length_of(run)),
         search=_by_knob(search),
         on_event=on_event,
         started=started,

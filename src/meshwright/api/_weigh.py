@@ -12,7 +12,7 @@ from typing import Any
 from meshwright.config import Overrides, RunConfig
 from meshwright.hardware import Fleet
 from meshwright.kept_records import keep_weighing
-from meshwright.programs import Program, RunLength, Settings, fleet_of, program_of
+from meshwright.programs import Program, RunLength, Settings, fleet_of, program_of, run_length_of
 from meshwright.results import Phase, Weighing, ignore
 
 
@@ -50,7 +50,7 @@ def weigh(
     (True, True)
     """
     settings = {"layout": layout, "overrides": overrides, "simulate": simulate, "on_event": on_event}
-    made = weigh_unkept(program, on, run=run or RunLength(), **settings)
+    made = weigh_unkept(program, on, run=run_length_of(run), **settings)
     return keep_weighing(made, simulated=simulate)
 
 

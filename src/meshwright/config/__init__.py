@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import model_room as model_room
     from ._load import overridden as overridden
     from ._load import override_pairs as override_pairs
+    from ._load import override_texts as override_texts
     from ._load import preset_about as preset_about
     from ._load import preset_names as preset_names
     from ._load import run_of_preset as run_of_preset

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import numbers
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, cast, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -227,7 +228,7 @@ def overridden(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
     try:
-        return RunConfig.model_validate_json(json.dumps({"name": name, **tree}, default=str))
+        return RunConfig.model_validate_json(json.dumps({"name": name, **tree}, default=_plain))
     except ValidationError as error:
         details = error.errors(include_url=False)
         if details[0]["type"] == "json_invalid":  # nested too deep for the parser, or half a character
@@ -235,6 +236,13 @@ def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
         raise _words().refusal(name, details) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested tables
         raise _unreadable(name, str(error)) from None
+
+
+def _plain(value: object) -> object:
+    """Return a value that JSON has no form of as a number, if it is one of NumPy's; any other as its text."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else str(value)
 
 
 def _unreadable(name: str, why: str) -> InputError:
@@ -355,8 +363,8 @@ def _override_tree(overrides: Overrides) -> dict[str, Any]:
 def override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the value of each override, in order."""
     if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            if not all(key.split(".")):
+        for key, value in cast("Mapping[Any, Any]", overrides).items():
+            if not isinstance(key, str) or not all(key.split(".")):
                 what = f"override {key!r} is not section.key"
                 raise InputError(what, hint='write it as in {"model.num_layers": 12}')
             if is_table(value) and "." not in key:
@@ -364,12 +372,27 @@ def override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
             else:
                 yield key, value
         return
-    for override in [overrides] if isinstance(overrides, str) else overrides:
+    for override in override_texts(overrides):
         dotted, equals, text = override.partition("=")
         if not equals or not all(dotted.strip().split(".")):
             what = f"override {override!r} is not section.key=value"
             raise InputError(what, hint="write it as in model.num_layers=12")
         yield dotted.strip(), _override_value(text.strip())
+
+
+def override_texts(overrides: object) -> list[str]:
+    """Return overrides that are texts as a list; one text alone is one override.
+
+    Raises:
+        InputError: they are no texts.
+    """
+    given = [overrides] if isinstance(overrides, str) else overrides
+    several = list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else [given]
+    texts = [each for each in several if isinstance(each, str)]
+    if len(texts) < len(several):
+        what = f"overrides = {overrides!r} are neither a dict nor texts"
+        raise InputError(what, hint='write them as {"model.num_layers": 12} or ["model.num_layers=12"]')
+    return texts
 
 
 def _override_value(text: str) -> Any:

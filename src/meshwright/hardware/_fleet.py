@@ -186,12 +186,18 @@ class Fleet:
         raise InputError(what, hint=_known_slices(chip, chip.slices))
 
 
-def split_reserve(text: str) -> tuple[str, str]:
+def split_reserve(text: object) -> tuple[str, str]:
     """Return the text of a fleet without its reserve, and the reserve: "8xH100 reserve 20GiB"; "" if none.
+
+    Raises:
+        InputError: it is no text.
 
     >>> split_reserve("local reserve 20GiB")
     ('local', '20GiB')
     """
+    if not isinstance(text, str):  # from Python, where anything can be given
+        what = f"{type(text).__name__} {text!r} is no fleet"
+        raise InputError(what, hint='name it in text, on="8xH100"; `meshwright fleets` lists chips')
     fleet, _, reserve = text.strip().partition(RESERVE)
     return fleet.strip(), reserve.strip()
 

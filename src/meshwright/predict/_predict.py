@@ -31,7 +31,7 @@ from meshwright.units import format_bytes, format_seconds
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
 from ._kernel_prices import Order, head_size_of
-from ._prediction_records import Interval, Prediction, Slice, Speedup
+from ._prediction_records import Interval, Prediction, Slice, Speedup, checked_seconds
 from ._rate_files import provenance, runs
 from ._rates import (
     CUDNN,
@@ -388,8 +388,7 @@ def prediction_of(
         calibration, cautions, peer_seconds: as for `interval_of`.
         also, is_of_others, no_lower_end: as for `interval_of`.
     """
-    seconds = walked.seconds
-    assert seconds > 0, "a step takes time"
+    seconds = checked_seconds(walked.seconds)
     peak = _peak(machine, walked)
     no_rate = (f"{what}, {n} times" if n > 1 else what for what, n in walked.unpriced.items())
     without_rule = (what for what in ledger.unpriced if not (machine.is_tpu and what.startswith("sort(")))

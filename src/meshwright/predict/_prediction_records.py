@@ -253,3 +253,15 @@ def checked_price(price: float | str) -> float:
             hint="write a number above zero without its currency: 1.80",
         )
     return number
+
+
+def checked_seconds(seconds: float) -> float:
+    """Return the seconds of a step that takes time.
+
+    Raises:
+        InputError: it takes none, since its program is empty.
+    """
+    if seconds > 0:
+        return seconds
+    hint = "let it return what it computes: XLA removes all that nothing reads"
+    raise InputError("the compiled program runs nothing, and takes no time", hint=hint)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.compiler import Request
@@ -107,7 +108,7 @@ def is_configuration(text: str) -> bool:
     return ":" not in text or os.path.exists(text)
 
 
-def load(config: str | RunConfig, overrides: Overrides = ()) -> RunConfig:
+def load(config: str | Path | RunConfig, overrides: Overrides = ()) -> RunConfig:
     """Return a run's configuration, checked.
 
     Args:
@@ -120,10 +121,15 @@ def load(config: str | RunConfig, overrides: Overrides = ()) -> RunConfig:
     >>> load("bytes-nano", {"batch.sequences": 16, "model.num_layers": 2}).batch.sequences
     16
     """
-    return load_config(config, overrides) if isinstance(config, str) else overridden(config, overrides)
+    if isinstance(config, RunConfig):
+        return overridden(config, overrides)
+    if not isinstance(config, str | Path):
+        what = f"{type(config).__name__} {config!r} is no configuration"
+        raise InputError(what, hint="give a preset, a TOML file, the folder of a run, or a RunConfig")
+    return load_config(str(config), overrides)
 
 
-def configured(config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
+def configured(config: str | Path | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
     """Return a run's configuration with its overrides and a layout; None leaves its own."""
     if layout is None:
         return load(config, overrides)
@@ -134,7 +140,7 @@ def configured(config: str | RunConfig, overrides: Overrides, layout: str | None
 
 
 def run_named(
-    verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None = None
+    verb: str, config: str | Path | RunConfig, overrides: Overrides, layout: str | None = None
 ) -> RunConfig:
     """Return the configuration that a verb runs.
 

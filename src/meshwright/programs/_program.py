@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
-from meshwright.config import Overrides
+from meshwright.config import Overrides, override_texts
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet, split_reserve
 from meshwright.predict import checked_price, steps_for
@@ -189,7 +189,7 @@ def knobs_of(overrides: Overrides) -> dict[str, str]:
     if isinstance(overrides, Mapping):
         return {name: str(value) for name, value in overrides.items()}
     knobs: dict[str, str] = {}
-    for text in [overrides] if isinstance(overrides, str) else overrides:
+    for text in override_texts(overrides):
         name, equals, value = text.partition("=")
         if not equals or name.strip() in knobs:
             problem = "is given twice" if equals else "has no value"
@@ -201,6 +201,18 @@ def knobs_of(overrides: Overrides) -> dict[str, str]:
 def name_of(step: Any) -> str:
     """Return the name of a function, of a module's class, or of a call that JAX has traced."""
     return getattr(step, "__qualname__", None) or getattr(step, "fun_name", None) or type(step).__name__
+
+
+def run_length_of(run: RunLength | None) -> RunLength:
+    """Return the length of a run, which says nothing if None is given.
+
+    Raises:
+        InputError: it is another object.
+    """
+    if run is not None and not isinstance(run, RunLength):
+        what = f"run = {run!r} is no length of a run"
+        raise InputError(what, hint='write run=mw.RunLength(tokens="15B")')
+    return RunLength() if run is None else run
 
 
 def fleet_of(on: str | Fleet | None) -> Fleet:

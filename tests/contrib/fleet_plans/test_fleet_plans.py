@@ -121,3 +121,12 @@ def test_where_nothing_fits_it_names_a_larger_fleet_that_was_compiled_and_fits(f
     assert grown[0].reserved_bytes < 2_050_000_000
     with pytest.raises(InputError, match="no candidate"):
         made.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [(3, "on = 3 are no fleets"), ("8xB1000", "unknown chip 'B1000'"), ([3], "int 3 is no fleet")],
+)
+def test_fleets_that_are_no_list_of_fleets_are_refused_and_one_text_is_one_fleet(on, words):
+    with pytest.raises(InputError, match=words):
+        mw.plan_fleets("linear", on=on)

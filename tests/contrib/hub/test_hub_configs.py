@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -472,9 +473,33 @@ def test_a_mark_of_byte_order_in_front_of_the_file_is_passed_over(tmp_path):
         {"hidden_act": ["silu"]},
     ],
 )
-def test_a_value_of_another_kind_is_refused(changes, folder_of):
-    with pytest.raises(InputError, match="a value is not of the kind that its key has"):
+def test_a_value_of_another_kind_is_refused_by_its_key(changes, folder_of):
+    (key,) = changes.keys() - {"model_type"}
+    words = f"a value is not of the kind that its key has: {key} = {json.dumps(changes[key])}"
+    with pytest.raises(InputError, match=re.escape(words)):
         load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], **changes}))
+
+
+def test_the_width_of_a_head_has_two_names_in_files_of_nemotron_h(folder_of):
+    tree = {**NEMOTRON_NANO, "attention_head_dim": NEMOTRON_NANO["head_dim"]}
+    assert load_config(folder_of({**tree, "head_dim": None})).model.head_dim == 128
+
+
+def test_key_heads_in_a_list_of_one_are_read(folder_of):
+    listed = folder_of({**PUBLISHED["Llama-3.1-8B"][0], "num_key_value_heads": [8]})
+    assert load_config(listed).model.num_kv_heads == 8
+
+
+@pytest.mark.parametrize("kind", [["llama"], {}, 3])
+def test_a_text_part_whose_model_type_is_no_word_is_that_of_its_class(kind, folder_of):
+    inner = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": kind, "architectures": ["LlamaForCausalLM"]}
+    assert load_config(folder_of({"model_type": "llava", "text_config": inner})).model.num_layers == 32
+
+
+def test_a_text_part_whose_model_type_is_no_word_is_refused_without_a_class(folder_of):
+    inner = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": ["llama"]}
+    with pytest.raises(InputError, match="its text part is no known family"):
+        load_config(folder_of({"model_type": "llava", "text_config": inner}))
 
 
 def test_more_layers_than_there_can_be_are_refused_at_once(folder_of):

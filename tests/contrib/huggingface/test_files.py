@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.contrib.huggingface import WeightFiles, write_files
+from meshwright.config import load_config
+from meshwright.contrib.huggingface import FirstWeights, WeightFiles, write_files
 from meshwright.errors import InputError
 
 ARRAYS = {"first": np.arange(6, dtype=np.float32).reshape(2, 3), "second": np.ones(4, np.float16)}
@@ -133,3 +134,18 @@ def test_an_index_says_which_file_an_array_is_of(folder):
     index = {"weight_map": {"first": "part-1.safetensors", "absent": "part-1.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert WeightFiles(folder).names == {"first"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("[]", "cannot be read: it has no model_type"),
+        ('{"name": "bytes-nano"}', "cannot be read: it has no model_type"),  # the folder of a run
+    ],
+)
+def test_a_folder_without_a_models_configuration_gives_no_first_weights(text, words, tmp_path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=words):
+        FirstWeights(tmp_path, load_config("bytes-nano"))

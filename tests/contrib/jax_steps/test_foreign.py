@@ -5,7 +5,7 @@ import sys
 import jax
 import pytest
 
-from meshwright import weigh
+from meshwright import jax_step, weigh
 from meshwright.compiler import compile_program
 from meshwright.contrib.jax_steps import argument_paths, foreign_program, lower_foreign, on_the_fleet
 from meshwright.errors import InputError
@@ -324,3 +324,10 @@ def test_the_same_program_is_found_in_the_cache_by_its_text(weighed, request_for
     assert cached
     assert folder == first.folder
     assert again == first.compiled
+
+
+def test_a_function_that_returns_nothing_has_memory_and_no_time():
+    weighing = weigh(jax_step(lambda x: None, jax.ShapeDtypeStruct((3,), "float32")), on="1xCPU")
+    assert weighing.prediction is None
+    assert "runs nothing, and takes no time; let it return what it computes" in weighing.no_prediction
+    assert weighing.to_dict()["prediction"] is None

@@ -572,3 +572,11 @@ def test_the_last_line_of_a_script_is_quoted_in_part(tmp_path):
     with pytest.raises(mw.InputError, match=r"ValueError at .*yyy") as refused:
         mw.weigh(mw.script(*command), on="8xCPU")
     assert len(refused.value.message) < 15_000
+
+
+def test_a_script_is_named_by_a_path_and_its_arguments_by_text(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("")
+    assert mw.script(file, "--lr", "1").name == mw.script(str(file), "--lr", "1").name
+    with pytest.raises(mw.InputError, match="runs no Python script: give its file and its arguments as text"):
+        mw.script(str(file), 3)

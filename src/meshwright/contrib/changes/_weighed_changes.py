@@ -41,6 +41,9 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
     >>> all(change.fits or change.failed for change in changes)
     True
     """
+    if not isinstance(weighing, Weighing):
+        what = f"{type(weighing).__name__} {weighing!r} is no weighing"
+        raise InputError(what, hint='weigh it first: mw.explain(mw.weigh("llama3-8b", on="8xH100"))')
     config = weighing.config
     if config is None:
         raise InputError(

@@ -18,7 +18,7 @@ from meshwright.config import Overrides, RunConfig
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.planned import PLAN_SCHEMA, Plan, PlanProgress
-from meshwright.programs import Program, RunLength, fleet_of, program_of
+from meshwright.programs import Program, RunLength, fleet_of, program_of, run_length_of
 from meshwright.reportable import Reportable
 from meshwright.results import ignore
 
@@ -114,10 +114,12 @@ def plan_fleets(
     >>> made.fastest.fleet.name in ("2xH100", "2xA100-80GB")
     True
     """
-    fleets = [fleet_of(each) for each in on]
+    if not isinstance(on, Iterable):
+        raise InputError(f"on = {on!r} are no fleets", hint='list them: on=["64xH100", "32xB200"]')
+    fleets = [fleet_of(each) for each in ([on] if isinstance(on, str) else on)]
     if not fleets or len({each.name for each in fleets}) < len(fleets):
         raise InputError("name each fleet once", hint="--fleets 64xH100,32xB200")
-    if run is not None and run.price_per_device_hour is not None:
+    if run_length_of(run).price_per_device_hour is not None:
         raise InputError(
             "one price cannot be that of different fleets",
             hint="leave it out: list prices are used; in Python a Fleet may carry its own price",

@@ -20,7 +20,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet, fleet_reading
 from meshwright.planning import Suggestion
 from meshwright.predict import Interval
-from meshwright.programs import RunLength
+from meshwright.programs import RunLength, run_length_of
 from meshwright.reportable import Reportable
 from meshwright.results import Weighing
 from meshwright.units import format_bytes, format_price, format_seconds, parse_count
@@ -191,7 +191,7 @@ def gate_of(
     on_event: Callable[[str], object] = lambda words: None,
 ) -> Gate:
     """Weigh a job that was read; see `gate`."""
-    limits, length = limits or Limits(), run or RunLength()
+    limits, length = limits or Limits(), run_length_of(run)
     if job.launch is None and on is None:
         what = f"{job.file} is a recipe, and does not say what it runs on"
         raise InputError(what, hint="name the fleet: --on 8xH100")

@@ -48,6 +48,7 @@ NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that
 _OFF: list[Any] = [False, {}]
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
+UNLIKE_KINDS = (TypeError, ValueError, AttributeError, ArithmeticError)  # what a text for a number raises
 
 
 def family_of(tree: Tree) -> str | None:
@@ -87,8 +88,32 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         return run_of_huggingface(text_part(tree), where)
     if (name := family_of(tree)) is None:
         raise _not_known(tree, where)
-    family, tree = FAMILIES[name], {**tree, "model_type": name}
+    tree = {**tree, "model_type": name}
     check_heads(tree, where)
+    try:
+        return _run_of_family(tree, FAMILIES[name], where)
+    except UNLIKE_KINDS as wrong:
+        which = [f"{key} = {shortened(tree[key])}" for key in tree if _is_cause(tree, key, where)]
+        raise InputError(
+            f"{where}: a value is not of the kind that its key has: {'; or '.join(which) or wrong}",
+            hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
+        ) from wrong
+
+
+def _is_cause(tree: Tree, key: str, where: str) -> bool:
+    """Return whether a file that could not be read can be without one of its keys, or lacks that alone."""
+    rest = {other: value for other, value in tree.items() if other != key}
+    try:
+        _run_of_family(rest, FAMILIES[tree["model_type"]], where)
+    except InputError as refused:
+        return isinstance(tree[key], str | list | dict) and f" {key}" in refused.message
+    except (KeyError, *UNLIKE_KINDS):
+        return False
+    return True
+
+
+def _run_of_family(tree: Tree, family: Family, where: str) -> dict[str, Any]:
+    """Return the tree of a run of a model of this family; values of kinds that no key has break it."""
     given = _given(tree, family, where)
     unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
@@ -97,16 +122,10 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         if theirs in given:
             model[ours] = _of_all_layers(given[theirs])
     _check_sizes(tree, model, family, where)
-    try:
-        for read in READERS:
-            read(given, model, unread, where)
-        limits = (given.get("max_position_embeddings"), given.get("n_positions"))
-        length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as wrong:
-        raise InputError(
-            f"{where}: a value is not of the kind that its key has: {wrong}",
-            hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
-        ) from wrong
+    for read in READERS:
+        read(given, model, unread, where)
+    limits = (given.get("max_position_embeddings"), given.get("n_positions"))
+    length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
     for key, values in (*family.only.items(), *((key, _OFF) for key in ALWAYS_FALSE)):
         unread.discard(key)
         if key in given and given[key] not in values:
@@ -145,7 +164,9 @@ def text_part(tree: Tree) -> Tree:
         of_text = f"{tree.get('model_type')}_text"
         if inner.get("model_type") is None and of_text in FAMILIES:  # which transformers takes it for
             inner = {**inner, "model_type": of_text}
-        named = {"architectures"} if inner.get("model_type") in FAMILIES else set[str]()  # of the whole model
+        kind = inner.get("model_type")
+        is_known = isinstance(kind, str) and kind in FAMILIES
+        named = {"architectures"} if is_known else set[str]()  # of the whole model
         part = {key: value for key, value in inner.items() if key not in named}
         return {**{key: tree[key] for key in OF_BOTH_PARTS & tree.keys()}, **part}
     if not _is_in_one(tree):
@@ -159,7 +180,7 @@ def text_part(tree: Tree) -> Tree:
 def _is_in_one(tree: Tree) -> bool:
     """Return whether a file has the keys of the text between those of images, as Qwen2-VL's of 2024."""
     kind, has_sizes = tree.get("model_type"), "hidden_size" in tree
-    return has_sizes and kind not in FAMILIES and f"{kind}_text" in FAMILIES
+    return has_sizes and isinstance(kind, str) and kind not in FAMILIES and f"{kind}_text" in FAMILIES
 
 
 def _of_all_layers(value: Any) -> Any:
@@ -262,7 +283,7 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
     if wrong:
         raise InputError(f"{where}: {'; '.join(wrong)}", hint="correct the file; numbers are not in quotes")
     heads, groups = model["num_heads"], "num_key_value_heads"
-    if groups in family.keys.values() and heads % (given := tree.get(groups) or heads):
+    if groups in family.keys.values() and heads % (given := _of_all_layers(tree.get(groups)) or heads):
         near = near_divisors(heads, given)[0]
         what = f"{groups} = {given} does not divide {family.keys['num_heads']} = {heads}"
         raise InputError(f"{where}: {what}", hint=f"correct the file; {near} would divide it")
@@ -444,7 +465,7 @@ def _global_attention(given: Tree, model: dict[str, Any], unread: set[str], wher
         every, sizes = model.get("global_every"), [dict(each) for each in layers.values()]
         wanted = [str(n) for n in range(model["num_layers"]) if every and (n + 1) % every == 0]
         known = all(set(each) <= {"head_dim", "num_key_value_heads"} and each == sizes[0] for each in sizes)
-        if list(layers) != wanted or not known:
+        if list(layers) != wanted or not sizes or not known:
             raise not_understood(where, {PER_LAYER: layers})
         model["global_head_dim"] = sizes[0].get("head_dim", model["head_dim"])
         model["global_kv_heads"] = sizes[0].get("num_key_value_heads")

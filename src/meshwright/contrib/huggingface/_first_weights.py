@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.config import RunConfig, TransformerModel, holds_layers
+from meshwright.config import RunConfig, TransformerModel, holds_layers, is_table
 from meshwright.contrib.hub import FAMILIES, family_of, reads_text_alone
 from meshwright.contrib.lora import CODES, SCALES, matrix_of, quantised_part
 from meshwright.errors import InputError
-from meshwright.files import read_json
+from meshwright.files import read_json, reason
 from meshwright.sharding import num_chunks_of, shape_of_layers
 
 from ._mxfp4 import unpacking
@@ -82,6 +82,8 @@ class FirstWeights:
         path = folder / "config.json"
         try:
             file = read_json(path)
+            if not is_table(file) or "model_type" not in file:
+                raise TypeError("it has no model_type")
             family = file["model_type"]
             if not isinstance(family, str):
                 raise TypeError(f"model_type = {str(family)[:40]} is not text")
@@ -90,7 +92,7 @@ class FirstWeights:
             family = family_of(file) or file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
-                f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
+                f"{path} cannot be read: {reason(broken)}", hint="name the folder of a Hugging Face model"
             ) from broken
         if not isinstance(config.model, TransformerModel):
             raise InputError(

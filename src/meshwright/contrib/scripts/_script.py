@@ -34,7 +34,7 @@ OVERRIDE = re.compile(r"[a-z][\w.]*=.*")
 MOST_LISTED = 5
 
 
-def script(*command: str, all_calls: bool = False, auto_meshes: bool = False) -> Program:
+def script(*command: str | os.PathLike[str], all_calls: bool = False, auto_meshes: bool = False) -> Program:
     """Return a training script as a program to weigh.
 
     It runs in a process of its own, in which `jax.devices()` answers as the fleet and arrays are shapes,
@@ -51,11 +51,13 @@ def script(*command: str, all_calls: bool = False, auto_meshes: bool = False) ->
     Raises:
         InputError: the command runs no Python script, or the file does not exist.
     """
-    if not command or not is_command(command):
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
+    if not words or not all(isinstance(word, str) for word in words) or not is_command(words):
         raise InputError(
-            f"{' '.join(command)!r} runs no Python script", hint="mw.script('train.py', '--lr', '3e-4')"
+            f"{' '.join(map(str, command))!r} runs no Python script: give its file and its arguments as text",
+            hint="mw.script('train.py', '--lr', '3e-4')",
         )
-    return program_named(command, {"all_calls": all_calls, "auto_meshes": auto_meshes})
+    return program_named(words, {"all_calls": all_calls, "auto_meshes": auto_meshes})
 
 
 def is_command(words: Sequence[str]) -> bool:

@@ -55,9 +55,9 @@ def is_matrix(parameter: Parameter) -> bool:
     """Return whether a parameter is a matrix or a table, not a norm or a bias.
 
     The test is its random initialisation, since a bias may also have two dims (heads and head_dim). An
-    adapter's second matrix begins as zeros.
+    adapter's second matrix begins as zeros; a latent's norm, which has the same dim, as ones.
     """
-    return parameter.initial == "fan_in" or "rank" in parameter.dims
+    return parameter.initial == "fan_in" or (parameter.initial == "zeros" and "rank" in parameter.dims)
 
 
 def is_hidden_matrix(parameter: Parameter) -> bool:
