@@ -480,6 +480,16 @@ def test_a_value_of_another_kind_is_refused_by_its_key(changes, folder_of):
         load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], **changes}))
 
 
+@pytest.mark.parametrize("wrong", [{"max_position_embeddings": [8192]}, {}])
+def test_a_file_with_very_many_keys_is_refused_in_few_words(wrong, folder_of):
+    """Each key of a file that cannot be read could be the cause, and each is one that we do not know."""
+    many = {f"key_{number}": number for number in range(20_000)}
+    with pytest.raises(InputError) as refused:
+        load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], **many, **wrong}))
+    assert len(refused.value.message) < 2_000
+    assert wrong or refused.value.message.endswith("and 19,960 more")
+
+
 def test_the_width_of_a_head_has_two_names_in_files_of_nemotron_h(folder_of):
     tree = {**NEMOTRON_NANO, "attention_head_dim": NEMOTRON_NANO["head_dim"]}
     assert load_config(folder_of({**tree, "head_dim": None})).model.head_dim == 128

@@ -33,5 +33,6 @@ if TYPE_CHECKING:  # imported on first use: the tables of all families are read 
     from ._published import published_config as published_config
     from ._published import published_id as published_id
     from ._published import published_ids as published_ids
+    from ._rotary_keys import listed_keys as listed_keys
 
 __getattr__, __dir__ = names_on_first_use(__name__)

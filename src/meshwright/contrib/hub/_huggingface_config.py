@@ -48,6 +48,7 @@ NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that
 _OFF: list[Any] = [False, {}]
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
+MOST_KEYS = 200  # of a file that cannot be read, without which it is read again; published files have 120
 UNLIKE_KINDS = (TypeError, ValueError, AttributeError, ArithmeticError)  # what a text for a number raises
 
 
@@ -93,7 +94,8 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     try:
         return _run_of_family(tree, FAMILIES[name], where)
     except UNLIKE_KINDS as wrong:
-        which = [f"{key} = {shortened(tree[key])}" for key in tree if _is_cause(tree, key, where)]
+        few = [*tree][:MOST_KEYS]
+        which = [f"{key} = {shortened(tree[key])}" for key in few if _is_cause(tree, key, where)]
         raise InputError(
             f"{where}: a value is not of the kind that its key has: {'; or '.join(which) or wrong}",
             hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",

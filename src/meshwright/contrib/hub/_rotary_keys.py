@@ -6,6 +6,7 @@ Releases of `transformers` differ: `rope_theta` and `rope_scaling` beside the si
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -54,6 +55,9 @@ _KEYS = {
 }
 
 
+MOST_LISTED = 40  # keys of a file in an error
+
+
 class NotUnderstood(InputError):
     """The error for a model whose family or keys have no counterpart in our configuration.
 
@@ -67,12 +71,17 @@ class NotUnderstood(InputError):
 
 def not_understood(where: str, keys: Mapping[str, Any]) -> NotUnderstood:
     """Return the error for keys whose values cannot be expressed in our configuration."""
-    listed = ", ".join(f"{key} = {shortened(value)}" for key, value in keys.items())
     return NotUnderstood(
-        f"{where}: not understood, and it may change the model: {listed}",
+        f"{where}: not understood, and it may change the model: {listed_keys(keys)}",
         hint=f"remove what you know to have no effect, or {OWN_MODULE}",
         keys=tuple(keys),
     )
+
+
+def listed_keys(keys: Mapping[str, Any]) -> str:
+    """Return keys with their values, and of very many the number of the rest."""
+    listed = [f"{key} = {shortened(value)}" for key, value in itertools.islice(keys.items(), MOST_LISTED)]
+    return ", ".join(listed) + f" and {len(keys) - MOST_LISTED:,} more" * (len(keys) > MOST_LISTED)
 
 
 def shortened(value: object) -> str:

@@ -17,7 +17,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from meshwright.contrib.hub import is_misspelling
+from meshwright.contrib.hub import is_misspelling, listed_keys
 from meshwright.errors import InputError
 
 COUNTS = {"layer|depth|block": 1_000, "expert": 10_000}  # published models have up to 160 and 1,000
@@ -93,7 +93,7 @@ def _module_of(tree: Mapping[str, Any], where: str, unread: Iterable[str]) -> An
     kind, weights = _known_type(tree, where), _format_of(tree, where)
     read = transformers.CONFIG_MAPPING[kind]
     if missing := [key for key in unread if key not in _keys_of(read)]:
-        listed = ", ".join(f"{key} = {json.dumps(tree[key])[:100]}" for key in missing)
+        listed = listed_keys({key: tree[key] for key in missing})
         release = transformers.__version__
         raise InputError(
             f"{where}: not understood, and transformers {release} has no such keys: {listed}",
