@@ -259,7 +259,7 @@ class Stage:
 
         def read(column: np.ndarray) -> Array:
             narrow = jnp.asarray(column, bool if column.dtype == bool else jnp.int32)
-            return lax.dynamic_slice(narrow, (place, stage), (1, 1), allow_negative_indices=False)[0, 0]
+            return lax.dynamic_slice(narrow, (place, stage), (1, 1))[0, 0]
 
         found = _Pass(*(read(getattr(table, name)) for name in _Pass._fields))
         return found._replace(exists=found.exists & inside)
@@ -286,10 +286,9 @@ class Stage:
             size = x.shape[int(self.num_chunks > 1)] // self.num_groups
             start = group * size
             if self.num_chunks == 1:
-                return lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False)
+                return lax.dynamic_slice_in_dim(x, start, size)
             rest = x.shape[2:]
-            at = (chunk, start, *(0,) * len(rest))
-            return lax.dynamic_slice(x, at, (1, size, *rest), allow_negative_indices=False)[0]
+            return lax.dynamic_slice(x, (chunk, start, *(0,) * len(rest)), (1, size, *rest))[0]
 
         return jax.tree.map(part, tree)
 
@@ -381,9 +380,7 @@ class Stage:
             for place, more in enumerate(each):
                 layer = group * len(each) + place
                 at = (its.chunk, layer) if self.num_chunks > 1 else layer
-                total = total.at[at].add(
-                    more.astype(total.dtype), mode="promise_in_bounds", wrap_negative_indices=False
-                )
+                total = total.at[at].add(more.astype(total.dtype), mode="promise_in_bounds")
             return total
 
         gradient = {
@@ -672,13 +669,11 @@ def _shared(tree: Tree) -> Tree:
 def _stored(slots: Array, value: Array, slot: Array, group: Array) -> Array:
     """Return `slots` [slots, groups, ...] with a group's value in one slot."""
     with held_as("saved_activations"):
-        at = (slot, group, *(0,) * value.ndim)
-        return lax.dynamic_update_slice(slots, value[None, None], at, allow_negative_indices=False)
+        return lax.dynamic_update_slice(slots, value[None, None], (slot, group, *(0,) * value.ndim))
 
 
 def _loaded(slots: Array, slot: Array, group: Array) -> Array:
     """Return a group's value in one slot."""
     rest = slots.shape[2:]
     with held_as("saved_activations"):
-        at = (slot, group, *(0,) * len(rest))
-        return lax.dynamic_slice(slots, at, (1, 1, *rest), allow_negative_indices=False)[0, 0]
+        return lax.dynamic_slice(slots, (slot, group, *(0,) * len(rest)), (1, 1, *rest))[0, 0]
