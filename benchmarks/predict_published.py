@@ -23,7 +23,7 @@ import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,14 @@ def main() -> None:
         sys.exit(str(error))
 
 
+def record_name(runs: Sequence[Path], tpus: bool) -> str:
+    """Return what a record is of: the published rows, rows on TPUs, or the rows of one TOML file."""
+    if tpus:
+        return "predict_tpus"
+    alone = len(runs) == 1 and runs[0].suffix == ".toml"
+    return f"predict_{runs[0].stem if alone else 'published'}"
+
+
 def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[str, list[str]]) -> None:
     """Predict rows beside what was measured, print that, and write the record if asked."""
     known = {path.name: tomllib.loads(path.read_text()) for path in asked.again}
@@ -270,7 +278,7 @@ def score_rows(asked: argparse.Namespace, rows: list[Expressed], others: dict[st
                 "why": why,
             }
         write_record(
-            "predict_tpus" if asked.tpus else "predict_published",
+            record_name(asked.runs, asked.tpus),
             command_line(),
             ("jax", "jaxlib", "libtpu" if asked.tpus else "jax-cuda13-pjrt"),
             facts,

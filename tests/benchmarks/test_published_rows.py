@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _published_rows import InexpressibleError, chip_of, express, express_measured
 from _published_score import print_table, spread, summary_of
 from _published_stacks import stack_of_experts
-from predict_published import MOST_OF_ONE_SOURCE, drawn
+from predict_published import MOST_OF_ONE_SOURCE, drawn, record_name
 
 from tests.benchmarks.rows import LLAMA
 
@@ -420,3 +420,11 @@ def test_what_a_tpu_run_keeps_on_the_host_is_taken_as_the_inputs_of_its_blocks()
     row = express({**MAXTEXT, "act_ckpt": "qkv_proj_offloaded"})
     assert (row.config.remat, row.config.offload) == ("full", "activations")
     assert any("inputs on the host" in note for note in row.notes)
+
+
+def test_a_record_of_one_toml_file_never_takes_the_place_of_that_of_the_published_rows():
+    survey, own = Path("facts/published_runs.csv"), Path("benchmarks/simumax_b200.toml")
+    assert record_name([survey, Path("facts/dgxc_runs.csv")], tpus=False) == "predict_published"
+    assert record_name([own], tpus=False) == "predict_simumax_b200"
+    assert record_name([survey, own], tpus=False) == "predict_published"
+    assert record_name([survey], tpus=True) == "predict_tpus"
