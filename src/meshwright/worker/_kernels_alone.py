@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ._deviceless import devices_of_kind
 from ._optimised import put_assembler
 from ._traced_kernels import PALLAS
 
@@ -80,7 +81,8 @@ def _compiles(call: Any, device: Any, options: dict[str, Any]) -> bool:
         return call.primitive.bind(*arrays, **call.params)
 
     try:
-        jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
+        with devices_of_kind(device.device_kind, "cuda"):  # of this thread alone
+            jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
     except Exception:  # of any kind: the program's own compilation then says it
         return False
     return True
