@@ -210,6 +210,11 @@ def test_of_a_run_with_adapters_only_their_gradients_are_in_fp32():
     assert saved[1].reserved_bytes < 1.01 * saved[0].reserved_bytes
 
 
+def placed_state(drawn, built):
+    """Return a state that was drawn once as arrays on the devices of a step."""
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+
+
 class Nano:
     """A step of `bytes-nano` in bf16, from its start or from other parameters.
 
@@ -275,7 +280,7 @@ def test_gaps_and_dropout_do_not_depend_on_which_device_sees_a_token(axes, learn
             built.batch,
         )
         drawn = drawn or jax.tree.map(np.array, built.init(np.uint32(0)))
-        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+        state = placed_state(drawn, built)
         state, metrics = built.step(state, placed)
         found.append((metrics["loss"], metrics["gradient_norm"], state["parameters"]["layers"]["mlp"]["up"]))
     for alone, split in zip(*found, strict=True):
@@ -360,7 +365,7 @@ def test_eight_devices_compute_what_one_computes(mesh, built_on, precision, more
     for axes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
         built, data = built_on(mesh(**axes), precision, *(more if axes else ()))
         drawn = drawn or jax.tree.map(np.array, built.init(np.uint32(0)))
-        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+        state = placed_state(drawn, built)
         _, metrics = built.step(state, place(data.batch(0, "train"), built))
         losses.append([float(metrics["loss"]), float(metrics["gradient_norm"])])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
@@ -387,7 +392,7 @@ def test_the_whole_sequence_decides_which_factors_longrope_takes_where_context_s
     for axes in ({}, {"context": 4, "data": 2}):
         built, data = built_on(mesh(**axes), "fp32", *stretched)
         drawn = drawn or jax.tree.map(np.array, built.init(np.uint32(0)))
-        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), drawn, built.state)
+        state = placed_state(drawn, built)
         losses.append(float(built.step(state, place(data.batch(0, "train"), built))[1]["loss"]))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 

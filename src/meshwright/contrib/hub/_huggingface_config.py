@@ -48,7 +48,7 @@ NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that
 _OFF: list[Any] = [False, {}]
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
-MOST_KEYS = 200  # of a file that cannot be read, without which it is read again; published files have 120
+MOST_KEYS = 200  # of a file that cannot be read: it is read again without each of them
 UNLIKE_KINDS = (TypeError, ValueError, AttributeError, ArithmeticError)  # what a text for a number raises
 
 
@@ -103,7 +103,10 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
 
 
 def _is_cause(tree: Tree, key: str, where: str) -> bool:
-    """Return whether a file that could not be read can be without one of its keys, or lacks that alone."""
+    """Return whether the value of one key is why a file cannot be read.
+
+    It is if the file can be read without the key, or if it is then refused because the key is required.
+    """
     rest = {other: value for other, value in tree.items() if other != key}
     try:
         _run_of_family(rest, FAMILIES[tree["model_type"]], where)
@@ -115,7 +118,7 @@ def _is_cause(tree: Tree, key: str, where: str) -> bool:
 
 
 def _run_of_family(tree: Tree, family: Family, where: str) -> dict[str, Any]:
-    """Return the tree of a run of a model of this family; values of kinds that no key has break it."""
+    """Return the tree of a run of a model; a value of a wrong type raises one of `UNLIKE_KINDS`."""
     given = _given(tree, family, where)
     unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
