@@ -144,7 +144,7 @@ FAULTS = (
         "report/test_results_text.py",
     ),
     fault(
-        "sharding/_partition_rules.py",
+        "sharding.py",
         "if shape is not None and num_repeats(dims, shape, mesh) > 1:",
         "if shape is not None and num_repeats(dims, shape, mesh) > 2:",
         "sharding/test_rules.py",

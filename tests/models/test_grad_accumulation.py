@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.config import holds_layers, load_config
 from meshwright.trainer.models import initial_parameters
-from meshwright.trainer.models.grad_accumulation import slice_layer
+from meshwright.trainer.models.layer_gradients import slice_layer
 from meshwright.trainer.models.transformer import Transformer
 
 pytestmark = pytest.mark.quick

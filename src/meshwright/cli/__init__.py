@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:
+    from ._app import Command as Command
+    from ._app import Verbs as Verbs
     from ._app import app_for as app_for
     from ._console import EXIT_INTERRUPTED as EXIT_INTERRUPTED
     from ._console import JsonFlag as JsonFlag
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from ._progress import bars as bars
     from ._progress import own_command_for_children as own_command_for_children
     from ._train_command import OnOption as OnOption
-    from ._usage import Command as Command
-    from ._usage import Verbs as Verbs
     from ._weigh_command import Config as Config
     from ._weigh_command import LayoutOption as LayoutOption
     from ._weigh_command import LoraOption as LoraOption

@@ -12,13 +12,13 @@ import typer
 from meshwright.errors import InputError, nearest_name
 
 from ._console import JsonFlag, answer, say_readings
-from ._finish_options import OperationsOption, with_operations
 from ._plan_progress import end_search, ended_by_signals, plan_progress
 from ._train_command import DataOption
 from ._weigh_command import (
     AsOption,
     Config,
     LoraOption,
+    OperationsOption,
     PriceOption,
     ReserveOption,
     SetOption,
@@ -26,6 +26,7 @@ from ._weigh_command import (
     TokensPerStepOption,
     keep_from_gpu,
     with_lora,
+    with_operations,
     with_reserve,
 )
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._compile_process import declared_by as declared_by
     from ._compile_process import warm_workers as warm_workers
     from ._fingerprint import fingerprint_of as fingerprint_of
+    from ._kernel_calls import FOREIGN as FOREIGN
+    from ._kernel_calls import MAPPED as MAPPED
+    from ._kernel_calls import PALLAS as PALLAS
     from ._kernel_calls import KernelCall as KernelCall
     from ._kernel_calls import KernelFlops as KernelFlops
     from ._kernel_calls import register_kernel as register_kernel

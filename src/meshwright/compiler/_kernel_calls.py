@@ -14,6 +14,11 @@ from meshwright.errors import InputError
 
 from ._record import Shape
 
+PALLAS, FOREIGN = "pallas_call", "ffi_call"
+"""Primitives of JAX that call a kernel."""
+MAPPED = "mpmd_map"
+"""The primitive of kernels in Pallas' Mosaic for GPUs, whose warps divide the work by code of their own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:

@@ -214,7 +214,7 @@ STEP_ROOMS = (
     "lora", "muon", "offload", "pipelines", "state_mixers", "toy_models",
 )  # fmt: skip
 """Rooms outside the core of which a run's step may have a part."""
-_STEP_FOLDERS = ("compiler", "config", "hlo", "sharding", "trainer/models", "trainer/step", "worker")
+_STEP_FOLDERS = ("compiler", "config", "hlo", "sharding.py", "trainer/models", "trainer/step", "worker")
 SOURCES = (*_STEP_FOLDERS, *(f"contrib/{name}" for name in (*STEP_ROOMS, "jax_steps", "linear_algebra")))
 """Folders and files of this package that decide what is compiled of a request, and what is recorded of it."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: most of a command's names need few of these modules
-    from ._expert_rows import resolve_dispatch as resolve_dispatch
     from ._layer_kinds import FIRST_LAYERS as FIRST_LAYERS
     from ._layer_kinds import GLOBAL_ATTENTION as GLOBAL_ATTENTION
     from ._layer_kinds import LayerKind as LayerKind
@@ -38,6 +37,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._layout_checks import on_nearest_layout as on_nearest_layout
     from ._layout_checks import padded_layers as padded_layers
     from ._layout_checks import resolve_batch as resolve_batch
+    from ._layout_checks import resolve_dispatch as resolve_dispatch
     from ._layout_checks import ticks_of as ticks_of
     from ._load import RUN_FILE as RUN_FILE
     from ._load import Overrides as Overrides
@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._load import variants as variants
     from ._lora import NF4_BLOCK as NF4_BLOCK
     from ._lora import LoraConfig as LoraConfig
+    from ._mixer_keys import StateKeys as StateKeys
     from ._model_kind import ModelKind as ModelKind
     from ._model_kind import ModelSizes as ModelSizes
     from ._models import CruncherModel as CruncherModel
@@ -107,7 +108,6 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._section import near_divisors as near_divisors
     from ._section import near_multiples as near_multiples
     from ._section import or_list as or_list
-    from ._state_keys import StateKeys as StateKeys
     from ._transformer import TransformerModel as TransformerModel
     from ._transformer import block_policies as block_policies
 

@@ -1,6 +1,7 @@
 """Check that a layout divides a run's dimensions, and that a chip computes in its formats.
 
-This module also resolves a run's batch on a layout, and returns the ticks of its pipeline.
+This module also resolves a run's batch on a layout and to how many fast domains it sends a token's row once,
+and returns the ticks of its pipeline.
 """
 
 from __future__ import annotations
@@ -151,6 +152,25 @@ def _domain_problems(config: RunConfig, layout: Layout, axes: Sequence[str]) -> 
     elif devices % domains:
         what = f"= {domains} does not divide the {devices} devices of {'*'.join(axes)}"
         yield "expert_domains", what, f"use {or_list(near_divisors(devices, domains))}, or leave it out"
+
+
+def resolve_dispatch(config: RunConfig, layout: Layout, fleet: Fleet) -> RunConfig:
+    """Return the run with the domains to each of which a token's row is sent once; unchanged without any.
+
+    A room outside the core reckons them, for models with experts alone.
+
+    >>> from meshwright.config import Layout, load_config
+    >>> from meshwright.hardware import Fleet
+    >>> run = load_config("llama3-8b", ["model.num_experts=128", "model.experts_per_token=8"])
+    >>> resolve_dispatch(run, Layout.parse("fsdp=4,expert=16"), Fleet.parse("64xH100")).expert_domains
+    2
+    """
+    if not isinstance(config.model, TransformerModel) or config.model.num_experts is None:
+        return config
+    from meshwright.registry import room
+
+    domains: int = room("experts").domains_of_layout(config, layout, fleet)
+    return config if domains == 1 else config.model_copy(update={"expert_domains": domains})
 
 
 def check_slices(fleet: Fleet, layout: Layout) -> None:

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from meshwright.errors import InputError
 from meshwright.units import format_count
 
-from ._expert_rows import dispatch_problems
 from ._layout import FoldedExperts, Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_room
 from ._models import Model
@@ -31,6 +30,7 @@ from ._section import (
     raise_problems,
 )
 from ._transformer import TransformerModel
+from ._transformer_checks import dispatch_problems
 
 Order = Literal["random", "epochs"]
 
@@ -631,7 +631,7 @@ class RunConfig(Section):
         if self.fold_experts in ("context", "both") and self.lora.rank is not None:
             what = f"= {self.fold_experts!r}, but frozen experts are whole over context"
             yield "fold_experts", what, 'use fold_experts = "none" or "tensor" beside adapters'
-        yield from dispatch_problems(self)
+        yield from dispatch_problems(self.model, self.expert_domains)
 
     def _state_problems(self) -> Iterator[Problem]:
         """Yield formats of the state that do not go with the arithmetic, and a rounding of nothing."""

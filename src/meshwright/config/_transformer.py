@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ._attention_keys import GlobalKeys
 from ._layer_kinds import (
     FIRST_LAYERS,
     GLOBAL_ATTENTION,
@@ -23,6 +22,7 @@ from ._layer_kinds import (
     word_of,
     words_of,
 )
+from ._mixer_keys import GlobalKeys
 from ._model_kind import ModelSizes
 from ._section import (
     LARGEST,

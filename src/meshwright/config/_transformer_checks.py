@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ._layer_kinds import MIXERS, MLPS, words_of
-from ._model_kind import MOST_UNROLLED
+from ._mixer_keys import state_problems
+from ._model_kind import MOST_UNROLLED, ModelKind
 from ._section import Problem, near_divisors, near_multiples, or_list
-from ._state_keys import state_problems
 
 if TYPE_CHECKING:
     from ._transformer import TransformerModel
@@ -31,6 +31,17 @@ def transformer_problems(model: TransformerModel) -> Iterator[Problem]:
     for check in () if problems else CHECKS:  # they ask for the kinds of layers
         problems += check(model)
     yield from problems
+
+
+def dispatch_problems(model: ModelKind, domains: int | None) -> Iterator[Problem]:
+    """Yield the reasons why a run of a model cannot send a row once to each of several fast domains."""
+    what, hint = f"= {domains}, but ", "leave it out"
+    if (domains or 1) == 1:
+        return
+    if getattr(model, "num_experts", None) is None:
+        yield "expert_domains", f"{what}the model has no experts", hint
+    elif getattr(model, "capacity_factor", None) is not None:
+        yield "expert_domains", f"{what}buffers of a capacity factor hold a row for each choice", hint
 
 
 def _pattern_problems(model: TransformerModel) -> Iterator[Problem]:

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 from meshwright.lazy_imports import names_on_first_use
 
 if TYPE_CHECKING:  # imported on first use: the records are read where nothing is reckoned
-    from ._allowance import RESERVED as RESERVED
-    from ._allowance import allowance as allowance
-    from ._allowance import usable_bytes as usable_bytes
     from ._findings import Replication as Replication
     from ._findings import axes_of_sharding as axes_of_sharding
     from ._findings import findings_of as findings_of
@@ -25,6 +22,7 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._flops import shared_out as shared_out
     from ._ledger import executions_in as executions_in
     from ._ledger import ledger_of as ledger_of
+    from ._ledger_records import RESERVED as RESERVED
     from ._ledger_records import Buffer as Buffer
     from ._ledger_records import Collective as Collective
     from ._ledger_records import Finding as Finding
@@ -32,6 +30,8 @@ if TYPE_CHECKING:  # imported on first use: the records are read where nothing i
     from ._ledger_records import Ledger as Ledger
     from ._ledger_records import MemoryLedger as MemoryLedger
     from ._ledger_records import Timeline as Timeline
+    from ._ledger_records import allowance as allowance
+    from ._ledger_records import usable_bytes as usable_bytes
     from ._library_calls import FOURIER as FOURIER
     from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
     from ._memory_ledger import LiveRange as LiveRange

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.compiler import Compiled, Routing, read_text
 from meshwright.hardware import Fleet
-from meshwright.hlo import Executions, Frame, joined_slices, parse_program, place_of_frames, with_place
+from meshwright.hlo import Executions, Frame, parse_program, place_of_frames, with_place
 
 from ._findings import findings_of
 from ._flops import executed_flops, executions_of, flop_ledger
@@ -27,6 +27,8 @@ def executions_in(folder: Path, compiled: Compiled) -> Executions:
     traced = compiled.traced_flops
     program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if traced.by_source else None)
     if compiled.device_ids:
+        from meshwright.hlo import joined_slices  # most fleets are one slice
+
         program = joined_slices(program, compiled.device_ids)
     mark_kernels(program, traced.kernels)
     return executions_of(program)

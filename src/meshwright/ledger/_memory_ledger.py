@@ -40,8 +40,15 @@ from meshwright.hlo import (
 )
 from meshwright.units import format_bytes
 
-from ._allowance import PARAMETERS, allowance, host_needs, usable_bytes
-from ._ledger_records import Buffer, MemoryLedger, Timeline
+from ._ledger_records import (
+    PARAMETERS,
+    Buffer,
+    MemoryLedger,
+    Timeline,
+    allowance,
+    host_needs,
+    usable_bytes,
+)
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+)(.*):$")
 _VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.+)$")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._program import name_of as name_of
     from ._program import run_length_of as run_length_of
     from ._program import step_facts as step_facts
-    from ._requests import request_of as request_of
+    from ._weighed import request_of as request_of
     from ._weighed import weigh_lowered as weigh_lowered
     from ._weighed import weigh_request as weigh_request
 

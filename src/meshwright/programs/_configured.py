@@ -32,8 +32,7 @@ from meshwright.predict import steps_for
 from meshwright.results import Phase, Weighing, ignore
 
 from ._program import Program, RunFacts, RunLength, Settings
-from ._requests import request_of
-from ._weighed import weigh_request
+from ._weighed import request_of, weigh_request
 
 if TYPE_CHECKING:
     from ._candidates import Candidates

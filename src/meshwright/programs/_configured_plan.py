@@ -38,7 +38,7 @@ from meshwright.results import Weighing
 
 from ._candidates import Candidates
 from ._configured import resolved, weigh_run
-from ._requests import request_of
+from ._weighed import request_of
 
 SECONDS_OF_A_LAYER = 0.6  # to compile it in a program without a loop; two cores, llama3-8b and 70b
 REST = "rest"  # in a search: all knobs that are not named stay as the run has them

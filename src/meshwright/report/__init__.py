@@ -52,11 +52,11 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._plan_report import finish_cells as finish_cells
     from ._plan_report import plan_page as plan_page
     from ._plan_report import unit_of as unit_of
-    from ._render import terminal as terminal
     from ._results import MakesDocument as MakesDocument
     from ._results import document_of as document_of
     from ._results import plan_renderable as plan_renderable
     from ._results import renderable as renderable
+    from ._results import terminal as terminal
     from ._results import text_of as text_of
     from ._run_report import reconciliation_sections as reconciliation_sections
     from ._run_report import row_cells as row_cells

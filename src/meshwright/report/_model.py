@@ -1,6 +1,6 @@
 """Describe a report as sections of paragraphs, tables and pictures, independent of where it is shown.
 
-`_costs`, `_weighing` and `_results` make the `Document` of a result; `_render` and `contrib.pages` show it.
+`_costs`, `_weighing` and `_results` make the `Document` of a result; `_results` and `contrib.pages` show it.
 Strings are plain text, which the renderers escape. A terminal leaves out `Cards`, `Plot`, `Scatter` and
 `Lanes`.
 

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from meshwright.compiler import PALLAS
+
 from ._deviceless import devices_of_kind
 from ._optimised import put_assembler
-from ._traced_kernels import PALLAS
 
 
 class KernelsAlone:

@@ -15,9 +15,9 @@ where a counter decides them and else once, `cond` by its most expensive branch,
 target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, see `hlo/_annotations.py`) the
 arithmetic counts A/B: causal attention written in blocks uses such a scope.
 Not counted: elementwise arithmetic, reductions, sorts.
-Pallas kernels and foreign functions count as `_kernels.py` says. Listed as unpriced, with shapes: every
-primitive in none of the groups, among them primitives of the user or of a later release of JAX. A `while`
-that counts once is listed too.
+Pallas kernels and foreign functions count as `_traced_kernels.py` says. Listed as unpriced, with shapes:
+every primitive in none of the groups, among them primitives of the user or of a later release of JAX. A
+`while` that counts once is listed too.
 
 Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135;
 `symmetric_product`: LAPACK Working Note 41, appendix C (SYRK: n (n + 1) k).
@@ -35,12 +35,11 @@ from jax._src import source_info_util  # no public name reads an equation's fram
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from meshwright.compiler import NamedKernel, TracedFlops
+from meshwright.compiler import FOREIGN, MAPPED, PALLAS, NamedKernel, TracedFlops
 from meshwright.hlo import expected_trips, module_of, phase_of, place_of_frames, shares_of, twice_seen
 from meshwright.registry import room
 
 from ._grid import Undecided, scan_sizes
-from ._traced_kernels import FOREIGN, MAPPED, PALLAS, kernel_of, name_of
 
 LINEAR_SOLVE = "custom_linear_solve"
 LIBRARY = frozenset((
@@ -398,6 +397,8 @@ class _Counter:
 
     def _kernel(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add a kernel that is one call of the compiled program, or list it as unpriced with the reason."""
+        from ._traced_kernels import kernel_of, name_of  # most programs have none
+
         name = name_of(eqn)
         try:
             counted = kernel_of(eqn, known, FREE, lambda dot: _dot(dot)["work"])

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.compiler import KernelCall, NamedKernel, registered_rule
+from meshwright.compiler import FOREIGN, MAPPED, KernelCall, NamedKernel, registered_rule
 
 from ._grid import GridCount, Undecided
 
@@ -37,9 +37,6 @@ FORMATS = {
     "float8_e4m3fn": "fp8-e4m3", "float8_e5m2": "fp8-e5m2",
 }  # fmt: skip
 _TYPES = {"bool": "pred", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
-PALLAS, FOREIGN = "pallas_call", "ffi_call"
-MAPPED = "mpmd_map"
-"""The primitive of kernels in Pallas' Mosaic for GPUs, whose warps divide the work by code of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

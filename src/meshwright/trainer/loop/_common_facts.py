@@ -26,7 +26,7 @@ JAX_SETTINGS = (
     "jax_numpy_dtype_promotion", "jax_debug_nans",
 )  # fmt: skip
 ROOMS = (*STEP_ROOMS, "images", "texts", "trained")
-SOURCES = ("compiler", "config", "sharding", "trainer", *(f"contrib/{name}" for name in ROOMS))
+SOURCES = ("compiler", "config", "sharding.py", "trainer", *(f"contrib/{name}" for name in ROOMS))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 DIGITS = 16  # of a hash in a message
 

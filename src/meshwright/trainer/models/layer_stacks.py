@@ -25,7 +25,7 @@ from meshwright.sharding import axis_size, num_shards, ring_size
 
 from ._base_model import Context, Parameter, Tree, is_parameter
 from .attention import Documents
-from .grad_accumulation import places, slice_layer, summed, taken
+from .layer_gradients import places, slice_layer, summed, taken
 from .loss import Balance
 from .rematerialisation import BLOCK_INPUT, rematerialised
 from .transformer_block import Block

@@ -24,7 +24,7 @@ from meshwright.sharding import num_repeats, num_shards, ring_size, rows_here, s
 from ._base_model import RESIDUAL, Context, Parameter, Tree
 from .activations import LEARNED, hidden_units, xielu_parameters
 from .attention import Documents, Shape, causal_attention, ring_positions
-from .grad_scheduling import delay_weight_grads
+from .layer_gradients import delay_weight_grads
 from .loss import Balance
 from .norms import normalised
 from .products import ADAPTER, num_inputs_of, product

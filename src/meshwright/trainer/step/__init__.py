@@ -39,14 +39,14 @@ if TYPE_CHECKING:  # imported on first use: most of a command's names need few o
     from ._optimizer import parameters_by_path as parameters_by_path
     from ._optimizer import schedule_of as schedule_of
     from ._padded_tables import spec_in_step as spec_in_step
-    from ._state_formats import MomentFormats as MomentFormats
-    from ._state_formats import by_chance as by_chance
-    from ._state_formats import formats_of_moments as formats_of_moments
-    from ._state_formats import rounded_as as rounded_as
-    from ._update import Change as Change
-    from ._update import Scalars as Scalars
-    from ._update import Update as Update
-    from ._update import on_host as on_host
-    from ._update import stacked_layers as stacked_layers
+    from ._state_update import Change as Change
+    from ._state_update import MomentFormats as MomentFormats
+    from ._state_update import Scalars as Scalars
+    from ._state_update import Update as Update
+    from ._state_update import by_chance as by_chance
+    from ._state_update import formats_of_moments as formats_of_moments
+    from ._state_update import on_host as on_host
+    from ._state_update import rounded_as as rounded_as
+    from ._state_update import stacked_layers as stacked_layers
 
 __getattr__, __dir__ = names_on_first_use(__name__)

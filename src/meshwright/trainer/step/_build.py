@@ -60,11 +60,19 @@ from meshwright.trainer.models import (
 )
 
 from . import _gradients as grads
-from . import _state_formats as _formats
 from ._matrices import is_matrix
 from ._optimizer import moment_shardings, optimizer_of, schedule_of
 from ._padded_tables import PaddedTables, spec_in_step
-from ._update import Change, Scalars, Update, on_host, stacked_layers
+from ._state_update import (
+    Change,
+    MomentFormats,
+    Scalars,
+    Update,
+    formats_of_moments,
+    kept_parameters,
+    on_host,
+    stacked_layers,
+)
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -108,7 +116,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     model = model_of(config.model)
     frozen, declared = declarations(config, model, mesh.shape.get("stage", 1))
     optimizer = optimizer_of(config, declared, mesh)
-    moments = _formats.formats_of_moments(config, declared, optimizer)
+    moments = formats_of_moments(config, declared, optimizer)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer, moments)
     holds, split = config.waits("parameters"), partial(_split, config)
     placed = {"frozen": frozen, "zero1": config.zero1, "on_host": on_host(config)}
@@ -257,7 +265,7 @@ def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree
 
 
 def _init_of(
-    config: RunConfig, model: Model, declared: Tree, optimizer: Any, moments: _formats.MomentFormats
+    config: RunConfig, model: Model, declared: Tree, optimizer: Any, moments: MomentFormats
 ) -> Callable[[Array], Tree]:
     """Return the function, not jitted, that creates a state from a seed."""
 
@@ -271,7 +279,7 @@ def _init_of(
                 "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
             }
         return {
-            **_formats.kept_parameters(config.state, declared, parameters),
+            **kept_parameters(config.state, declared, parameters),
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
             "model_state": initial_parameters(model.state(), root),
             "optimizer": moments.narrowed(optimizer.init(parameters)),

@@ -3,6 +3,8 @@
 A parameter declares the names of its dimensions, and an activation is pinned by the names of its dimensions.
 Tables in `config` map these names to mesh axes. Every matmul output must be pinned: otherwise the partitioner
 silently gathers whole activations or weights (docs/explanation/how-weighing-works.md).
+
+Imports: `config` (axis names and rules), jax. Used by: `trainer` and `worker`.
 """
 
 from __future__ import annotations

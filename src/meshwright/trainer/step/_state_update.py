@@ -1,4 +1,6 @@
-"""Keep parameters and moments in the formats of the config's `state` section; compute the update in float32.
+"""Update parameters and moments in float32, and keep them in the formats of the config's `state` section.
+
+What waits in the hosts' memory is updated by a room outside the core.
 
 Stochastic rounding: of the two bfloat16 numbers around x one is taken by chance, so that the mean is x
 (Gupta et al. 2015, https://arxiv.org/abs/1502.02551). A float32 number has 16 bits more than a bfloat16. A
@@ -9,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from meshwright.config import RunConfig, StateConfig
+from meshwright.config import RunConfig, StateConfig, holds_layers
 from meshwright.registry import room
 from meshwright.trainer.models import Parameter, is_parameter
 
@@ -25,6 +29,7 @@ from ._optimizer import EightBits, owner_of, parameters_by_path
 Tree = Any
 CUT = 0xFFFF_0000  # the bits of a float32 that a bfloat16 keeps
 OF_ROUNDING = 2**32 - 1  # folded into a step's key; microbatches fold in their index, which is less
+ON_HOST = ("optimizer", "master")  # what `offload = "optimizer"` keeps there
 
 
 def kept_parameters(formats: StateConfig, declared: Tree, parameters: Tree) -> Tree:
@@ -166,3 +171,66 @@ def by_chance(x: Array, key: Key[Array, ""]) -> Array:
     drawn = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     cut = jax.lax.bitcast_convert_type((bits + drawn) & jnp.uint32(CUT), jnp.float32)
     return jnp.where(jnp.isfinite(x), cut, x).astype(jnp.bfloat16)
+
+
+class Change(NamedTuple):
+    """Hold what a step has found: the gradient, where experts have too many tokens, the new model state."""
+
+    gradient: Tree
+    excess: Tree
+    model_state: Tree
+
+
+class Scalars(NamedTuple):
+    """Hold an update's learning rate, whether it is applied, and a key if it rounds by chance."""
+
+    rate: Array
+    applied: Array
+    key: Key[Array, ""] | None
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of a run's state. `declared`: its trained parameters, which `mesh` holds."""
+
+    config: RunConfig
+    declared: Tree
+    mesh: Mesh
+    optimizer: optax.GradientTransformation
+    formats: MomentFormats
+
+    def __call__(self, old: Tree, change: Change, scalars: Scalars, norm: Array) -> tuple[Tree, Array]:
+        """Return the new state in place of `old`, and `norm`, for which the copies wait."""
+        if not any(name in old for name in on_host(self.config)):
+            return self.whole(old, change, scalars), norm
+        return room("offload").updated(self, old, change, scalars, norm)
+
+    def whole(self, old: Tree, change: Change, scalars: Scalars) -> Tree:
+        """Return the new state from one that is on the devices."""
+        state, bias_rate = self.config.state, getattr(self.config.model, "router_bias_rate", 0.0)
+        wide = widened(with_master(old["parameters"], old.get("master")))
+        updates, moments = self.optimizer.update(
+            change.gradient, self.formats.widened(old["optimizer"]), wide
+        )
+        updates = jax.tree.map(lambda u: scalars.rate * u, updates)
+        parameters = optax.apply_updates(wide, updates)
+        if bias_rate:
+            parameters = room("experts").with_moved_bias(parameters, wide, change.excess, bias_rate)
+        if state.moments == "8bit":
+            moments = self.formats.narrowed(moments)
+        new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": change.model_state}
+        if "master" in old:
+            new |= split_master(old["parameters"], parameters)
+        if scalars.key is not None:
+            new = rounded_as(old, new, state, jax.random.fold_in(scalars.key, OF_ROUNDING))
+        return jax.tree.map(lambda new, old: jnp.where(scalars.applied, new, old), new, old)
+
+
+def on_host(config: RunConfig) -> tuple[str, ...]:
+    """Return the parts of the state that wait in host memory; of parameters, only stacked layers."""
+    return (*(ON_HOST * config.waits("moments")), *(("parameters",) * config.waits("parameters")))
+
+
+def stacked_layers(parameters: Tree) -> Tree:
+    """Return the groups of parameters that are stacked layers."""
+    return {name: group for name, group in parameters.items() if holds_layers(name)}
