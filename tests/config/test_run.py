@@ -159,6 +159,12 @@ def test_points_about_a_line_are_for_a_linear_model_of_one_input(preset: str, ta
             "= 'all', but with remat = 'dots-attention' blocks save more than their input",
             'use remat = "full", or offload = "optimizer"',
         ),
+        (
+            "lenet",
+            ["offload=all"],
+            "= 'all', but a lenet model without stacked layers fetches none one by one",
+            "offload: leave it out; offload: leave it out, or set optimizer.momentum",
+        ),
     ],
 )
 def test_what_cannot_be_offloaded_is_refused(preset, overrides, message, hint):

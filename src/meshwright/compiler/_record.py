@@ -328,10 +328,14 @@ def digest_of_sources(names: tuple[str, ...], suffixes: tuple[str, ...] = (".py"
     """Return a digest of Meshwright's own files of these kinds.
 
     `names`: folders and files, relative to the package: ("ledger", "units.py").
+
+    Raises:
+        FileNotFoundError: there is no folder or file of that name.
     """
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for name in names:
+        (root / name).stat()
         for path in (root / name, *sorted((root / name).rglob("*"))):
             if path.suffix in suffixes and path.is_file():
                 digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())

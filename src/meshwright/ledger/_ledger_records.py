@@ -298,7 +298,6 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
     * NCCL, one communicator for every mesh axis of more than one device: 392 MB inside a fast domain
       (342 to 392 MB measured for 2 to 8 GPUs on NVLink, NVIDIA aiconfigurator), and 512 MiB of shared
       network buffer once where an axis leaves the domain (nccl#2363).
-
     * The fleet's reserve, which is another process's.
 
     Not counted: cuDNN's handles, for which no figure was found; fragmentation of the runtime's allocator.

@@ -216,6 +216,6 @@ def test_blocks_that_do_not_divide_over_an_axis_are_refused():
     config = load_config("bytes-nano", (*NF4_RUN, "model.mlp_dim=320", "model.num_kv_heads=4"))
     with pytest.raises(InputError) as refused:
         check_layout(config, Layout.parse("tensor=4"))
-    words = "makes 5 blocks of model.mlp_dim = 320, which do not divide over tensor = 4"
+    words = "makes 5 blocks of model.mlp_dim = 320, which tensor = 4 does not divide"
     assert words in str(refused.value)
     assert "use tensor=1 or 5" in refused.value.hint

@@ -1,7 +1,7 @@
 """Compile changes to a step that does not fit or could be faster, and compare each with the step.
 
-`planning` suggests those that save memory. Used by: users as `mw.explain` and `meshwright weigh --explain`;
-`contrib.causes`, for the cures of causes.
+`_smaller_memory` suggests those that save memory. Used by: users as `mw.explain` and `meshwright weigh
+--explain`; `contrib.causes`, for the cures of causes.
 """
 
 from __future__ import annotations

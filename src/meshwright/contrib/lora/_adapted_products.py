@@ -184,8 +184,7 @@ def block_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     for axis, name, size in (("fsdp", "embed_dim", model.embed_dim), ("tensor", "mlp_dim", model.mlp_dim)):
         blocks = size // math.gcd(size, NF4_BLOCK)
         if blocks % layout.size(axis):
-            what = (
-                f'= "nf4" makes {blocks} blocks of model.{name} = {size}, which do not divide over {axis} = '
-            )
+            made = f"{blocks} block{'s' * (blocks > 1)} of model.{name} = {size}"
+            what = f'= "nf4" makes {made}, which {axis} = {layout.size(axis)} does not divide'
             hint = f'use {axis}={or_list(near_divisors(blocks, layout.size(axis)))}, or base = "compute"'
-            yield "lora.base", f"{what}{layout.size(axis)}", hint
+            yield "lora.base", what, hint

@@ -13,7 +13,9 @@ def offload_problems(config: RunConfig) -> Iterator[Problem]:
     Activations wait on the host only if a block saves one, its input. Moments wait there only if the
     optimizer keeps any. Parameters do only if they are stacked layers that all are trained.
     """
-    offload, hint = f"= {config.offload!r}", 'use offload = "optimizer"'
+    offload, hint = f"= {config.offload!r}", "leave it out"
+    if config.optimizer.moments():
+        hint = 'use offload = "optimizer"'
     if config.waits("parameters") and (why := _why_not_held(config)) is not None:
         yield "offload", f"{offload}, but {why}", hint
     elif config.waits("activations") and not config.model.has_blocks:
@@ -24,7 +26,7 @@ def offload_problems(config: RunConfig) -> Iterator[Problem]:
         )
     elif config.waits("activations") and config.remat != "full":
         what = f"{offload}, but with remat = {config.remat!r} blocks save more than their input"
-        yield "offload", what, 'use remat = "full", or offload = "optimizer"'
+        yield "offload", what, f'use remat = "full", or {hint.removeprefix("use ")}'
     if config.waits("moments") and not config.optimizer.moments():
         what = f"{offload}, but optimizer.kind = {config.optimizer.kind!r} without momentum keeps no moments"
         yield "offload", what, "leave it out, or set optimizer.momentum"

@@ -5,7 +5,7 @@ attention in 16-bit formats without a mask, memory-efficient attention with one 
 cuDNN's attention, which some releases take first on Hopper, keeps the same arrays as flash attention.
 RMS norms are one kernel that keeps a number for each row, dropout keeps a byte for each element, and
 optimizers update all parameters in one call. Under autocast, attention and RMS norms get their operands as
-CUDA's rules cast them.
+CUDA's rules cast them. Scans of Mamba are one kernel (`_scans`).
 Not chosen: algorithms of cuDNN's convolutions and cuBLAS's products, and cuDNN's workspaces.
 This module imports torch, so it is imported only while accounting.
 """
@@ -30,6 +30,7 @@ from meshwright.hardware import Chip
 
 from ._autocast import under_autocast
 from ._flex import fused_flex_attention
+from ._scans import fused_scans
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDEST_HEAD = 256  # of flash attention
@@ -60,7 +61,12 @@ def kernels_of(chip: Chip, note: Callable[[str], None]) -> Iterator[None]:
             under_autocast, "rms_norm", functools.partial(_rms_norm, functional.rms_norm)
         ),
     }
-    with _whole_updates(), fused_flex_attention(note), mock.patch.multiple(functional, **replaced):
+    with (
+        _whole_updates(),
+        fused_flex_attention(note),
+        fused_scans(note),
+        mock.patch.multiple(functional, **replaced),
+    ):
         yield
 
 

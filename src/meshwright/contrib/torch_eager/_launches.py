@@ -23,7 +23,7 @@ from meshwright.eager import RankMessage
 from meshwright.errors import InputError
 from meshwright.predict import Machine, Walked, attention_seconds
 
-from ._aten_flops import ATTENTION_RULES, OperationCall, OperationFlops
+from ._aten_flops import ATTENTION_RULES, OWN_NAMESPACE, OperationCall, OperationFlops
 from ._queue import MAIN, Mark, Queue, unaligned_share
 from ._rank_traffic import KINDS
 
@@ -86,6 +86,8 @@ class Launches:
             machine = self.machine
             per_second = machine.memory_bytes_per_second * machine.memory_efficiency
             seconds = moved / (per_second * machine.shared.eager_memory_share)
+            if call.name.startswith(OWN_NAMESPACE):
+                self._queue.walked.unpriced[f"{bare}: no rate of it is known, it is priced by its bytes"] += 1
             self._queue.kernel(self.stream(), "memory-bound", seconds)
             return
         kind, format_name, seconds = self._priced(call, bare, counted, moved)

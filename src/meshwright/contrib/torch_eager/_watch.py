@@ -586,7 +586,7 @@ def kind_of(func: Any) -> str:
     if namespace in NAMESPACES:
         return "message"
     if f"{namespace}." == OWN_NAMESPACE:
-        return "rule"
+        return "rule" if name in RULES else "silent"
     if namespace == "bitsandbytes" and name.startswith(BITSANDBYTES):
         return "silent"
     if namespace != "aten":
