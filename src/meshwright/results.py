@@ -2,8 +2,8 @@
 
 `Weighing` and `Run` hold records of lower packages and print as their reports (`reportable`).
 
-Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`,
-`measure`, `eager`, `shown`. Used by: `report`, `api` and the command line.
+Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `measure`, `eager`,
+`reportable`. Used by: `planned`, `programs`, `report`, `api` and the command line.
 """
 
 from __future__ import annotations

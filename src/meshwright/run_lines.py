@@ -1,6 +1,6 @@
 """Say the events of a run in lines: for a pipe, for a bar's description, and for the log of a run's folder.
 
-Imports: `units`, `errors`; `training`, `results` and `report` late. Used by: `api`, `cli`.
+Imports: `units`, `errors`; `trainer.loop`, `results` and `report` late. Used by: `api`, `cli`.
 """
 
 from __future__ import annotations

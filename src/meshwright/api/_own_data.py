@@ -1,6 +1,6 @@
 """Let a run read somebody's own data, and open the data of a run before anything is compiled.
 
-Imports: `data`, `programs`. Used by: `_train`, `_plan`.
+Imports: `trainer.data`, `programs`. Used by: `_train`, `_planned_run`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keep a log of a run in its folder: the lines that a pipe would show, also of a run on a terminal.
 
-Imports: `run_lines`, `training`. Used by: `_train`.
+Imports: `run_lines`, `trainer.loop`. Used by: `_train`.
 """
 
 from __future__ import annotations

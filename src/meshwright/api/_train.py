@@ -1,6 +1,6 @@
 """Train a config on attached or simulated devices, and compare the run with its prediction.
 
-Imports: `programs`, `trainer`, `measure`, `report`. Used by: `cli`, `contrib.sweeps`; by users as `mw.train`.
+Imports: `programs`, `trainer`, `measure`. Used by: `cli`, `contrib.sweeps`; by users as `mw.train`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compile a program for a fleet that may not exist: the request, the worker, the record and the cache.
 
-Imports: `subprocesses`, `errors`. jax is imported only in the worker process. Used by: `data`, `ledger`,
-`predict`, `planning`, `measure`, `training`, `worker`, `report`, `results`, `api`, `cli`.
+Imports: `sandbox`, `subprocesses`, `errors`. jax is imported only in the worker process. Used by: `ledger`,
+`predict`, `measure`, `worker`, `trainer.loop`, `results`, `kept_records`, `programs`, `report`, `api`, `cli`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Parse the text of an optimised XLA program: instructions, shapes, groups, trip counts, scopes, data flow.
 
-Imports nothing of Meshwright, and no jax. Used by: `ledger`, `predict`, `api`, and `worker` (scopes of a
-traced program).
+Imports nothing of Meshwright, and no jax. Used by: `ledger`, `predict`, `worker`
+(scopes of a traced program), and rooms of `contrib`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Account for what a compiled program costs on each device: arithmetic, memory, traffic.
 
 Imports: `compiler` (its record and texts), `hlo`, `hardware`, `formats`, `units`, `errors`. No jax, no clock.
-Used by: `predict`, which walks the same `hlo.Program`, `reconciliation`, `planning`, `results`, `training`
-(the allowance), `report`, `api`.
+Used by: `predict`, which walks the same `hlo.Program`, `planning`, `measure`, `eager`, `trainer.loop` (the
+allowance), `results`, `programs`, `report`.
 """
 
 from typing import TYPE_CHECKING

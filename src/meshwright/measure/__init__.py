@@ -1,8 +1,8 @@
 """Measure this machine and the runs on it: rates of the host, and the seconds, memory and losses of runs.
 
 Imports: `subprocesses`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
-record), `registry`, `formats`, `units`, `errors`. jax only inside functions. Used by: `programs`, `trainer`,
-`results`, `report`, `api`, rooms of `contrib`.
+record), `ledger` and `predict` (their records), `registry`, `units`, `errors`. jax only inside functions.
+Used by: `programs`, `trainer`, `results`, `report`, `api`, rooms of `contrib`.
 """
 
 from typing import TYPE_CHECKING

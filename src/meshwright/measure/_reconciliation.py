@@ -3,7 +3,7 @@
 Also hold the history of errors.
 
 Pure: records in, a record out. Imports: `json_records`, `units`, `hardware`, `ledger`, `predict`. No jax, no
-clock. Used by: `measure` (for `Percentiles`), `training`, `report`, `api`, `cli`.
+clock. Used by: `_own_run` (for `Percentiles`), `trainer.loop`, `results`, `report`, `api`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choose layouts and settings: enumerate them, estimate them, and decide which to compile; suggest changes.
 
-Imports: `compiler` (its record only), `config`, `hardware`, `ledger`, `predict`, numpy. No jax. Used by:
-`results`, `report` and `api`.
+Imports: `config`, `hardware`, `ledger`, `predict`, numpy. No jax. Used by: `results`, `programs`, `report`
+and `api`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
 """Hold suggestions that make a step's memory smaller, and its rule of thumb.
 
-Rooms outside the core make them. Imports: `hardware`. No jax. Used by: `results`,
-`report`, `api`, and those rooms.
+Rooms outside the core make them. Imports: `hardware`. No jax. Used by: `results`, `report`, and those rooms.
 """
 
 from __future__ import annotations

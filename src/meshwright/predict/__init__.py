@@ -1,8 +1,8 @@
 """Predict the time of a step by a walk over the compiled schedule, with models of kernels and collectives.
 
 Imports: `compiler` (its record only), `hardware`, `hlo`, `ledger`, `errors`, `formats`, `units`, numpy. No
-jax, no clock. Used by: `reconciliation`, `report`, `api`, `results`. Coefficients: rates.toml, written by
-benchmarks/fit_rates.py, and runs.toml.
+jax, no clock. Used by: `planning`, `measure`, `eager`, `results`, `planned`, `programs`, `report`.
+Coefficients: rates.toml, written by benchmarks/fit_rates.py, and runs.toml.
 """
 
 from typing import TYPE_CHECKING

@@ -3,7 +3,7 @@
 Each kind of program is one class of `Program` in a file of its own. The verbs know no kind: they ask a
 program for its weighing, or for the candidates of a plan.
 
-Imports: `config`, `hardware`, `predict`, `results`, `planning`. Used by: the kinds, and `api`.
+Imports: `config`, `hardware`, `predict`, `results`. Used by: the kinds, and `api`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Render results for readers: each result becomes sections, which a terminal or a page shows.
 
-Imports: `results`, the packages of the records it shows, `planning`, `training` (to write files), rich. No
-jax. Used by: `reportable`; `cli`, which prints; `contrib`, whose pages show the same sections.
+Imports: `results`, `planned`, the packages of the records it shows, `planning`, rich. No jax. Used
+by: `reportable`; `cli`, which prints; `contrib`, whose pages show the same sections.
 """
 
 from typing import TYPE_CHECKING

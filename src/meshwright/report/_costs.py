@@ -1,7 +1,8 @@
 """Turn the ledger of a weighing into sections: memory, FLOPs, traffic, and what could be fixed.
 
 `on_page`: whether every row and column is shown; a terminal sums small rows. Figures are recorded values, or
-sums and shares of them. Used by: `_weighing`, `_results`.
+sums and shares of them. Used by: `_weighing`, `_refused`, `_plan_report`, and the
+page of a run.
 """
 
 from __future__ import annotations

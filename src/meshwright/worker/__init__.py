@@ -1,8 +1,8 @@
 """Compile one program in a separate process: build the step by name, trace it, count its FLOPs, compile it.
 
-A live function is traced and lowered in its own process instead (`lowered_call`). Imports: everything up to
-`step`. Used by: `compiler`, which starts `meshwright.worker._main` by its name, `programs`, and
-`contrib.scripts`.
+A live function is traced and lowered in its own process instead (`lowered_call` of `contrib.jax_steps`).
+Imports: everything up to `trainer.step`. Used by: `compiler`, which starts `meshwright.worker._main` by its
+name, `contrib.jax_steps` and `contrib.scripts`.
 """
 
 from typing import TYPE_CHECKING

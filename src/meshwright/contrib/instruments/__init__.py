@@ -1,7 +1,8 @@
 """Measure a program of your own: bytes of its arrays, its seconds, its devices' memory, a product's rate.
 
-Imports: `measure`, `hardware`, `sharding`, `formats`, `units`, `errors`. jax and torch only inside functions.
-Used by: users, as `mw.footprint`, `mw.live`, `mw.memory`, `mw.clock` and `mw.matmul_mfu`.
+Imports: `measure`, `hardware`, `jax_steps`, `sharding_words`, `formats`, `units`, `errors`. jax and torch
+only inside functions. Used by: users, as `mw.footprint`, `mw.live`, `mw.memory`, `mw.clock` and
+`mw.matmul_mfu`.
 """
 
 from typing import TYPE_CHECKING

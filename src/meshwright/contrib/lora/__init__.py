@@ -1,6 +1,6 @@
 """Train low-rank adapters beside frozen products (LoRA), which may be held in four bits (QLoRA).
 
-Imports: `config`, `trainer.models`, `trainer.step`, jax. Used by: `config`, `trainer` and `planning`, by the
+Imports: `config`, `trainer.models`, `trainer.step`, jax. Used by: `config` and `trainer`, by the
 entry point, for a run with adapters; `contrib.huggingface`, `contrib.gate`.
 """
 

@@ -1,7 +1,8 @@
 """A PyTorch module's training loss and step as a JAX program.
 
-Imports: `torch_eager` (fake tensors), `models` (cuDNN's attention), `sharding`. Used by: `torch`, when such a
-program is asked for, and users as `mw.module_as_jax`. `_export` alone imports torch.
+Imports: `torch_eager` (fake tensors), `jax_steps`, `trainer.models` (cuDNN's attention). Used by:
+`torch`, when such a program is asked for, and users as `mw.module_as_jax`. `_export` alone imports torch
+before a function is called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find the JAX function of an ATen operation.
 
 A rule takes the operation's arguments in the order and by the names of its schema, without devices and memory
-layouts, and formats as text. Its result has the shape that PyTorch's has; `Runner` casts it to PyTorch's
+layouts, and formats as text. Its result has the shape that PyTorch's has; `GraphRunner` casts it to PyTorch's
 format. A rule that handles a part of an operation raises NotImplementedError for the rest.
 """
 

@@ -1,6 +1,6 @@
 """Count what a training step of a PyTorch module costs on each rank of a mesh, from fake tensors.
 
-Imports: `compiler` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
+Imports: `jax_steps` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
 `config`, `eager`, `subprocesses`, `json_records`, `formats`, `units`, `errors`; torch, and the modules that
 need it, only inside functions. Used by: `torch`, `torch_as_jax`.
 """

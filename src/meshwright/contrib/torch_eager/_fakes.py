@@ -236,8 +236,8 @@ def mode_of(*trees: Any) -> FakeTensorMode:
         for tensor in tensors:
             if isinstance(tensor, FakeTensor):
                 return tensor.fake_mode
-    # Real tensors in closures are converted when an operation uses them; `Watch` rejects those that require
-    # a gradient.
+    # Real tensors in closures are converted when an operation uses them; `StorageWatch` rejects those that
+    # require a gradient.
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 

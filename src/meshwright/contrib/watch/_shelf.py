@@ -1,6 +1,6 @@
 """Hold the runs that are watched: find them in folders, follow them, and answer what a page asks of them.
 
-Imports: `_live_run`, `contrib.runs`. Used by: `_server`, `_static_page`, `_screen`.
+Imports: `_live_run`, `contrib.runs`. Used by: `_server`, `_watch_page`, `_screen`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Save a run's state in checkpoints, verify them, and restore them onto any layout.
 
-A checkpoint is written in the background while the run continues, in the format of Orbax. Used by `training`
+A checkpoint is written in the background while the run continues, in the format of Orbax. Used by `loop`
 and `cli`. Imports `errors`, `launch`, `units`, TensorStore and jax. Names are imported on first use, so that
 the checkpoints of a folder can be listed without loading jax.
 """

@@ -3,7 +3,8 @@
 A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
 function of seed, step and split.
 What reads texts, files of tokens and images are rooms outside the core (`text_room`, `image_room`).
-Imports: `config`, `registry`, `files`, `errors`, numpy, pydantic. No jax. Imported by: `loop`, `api`, `cli`.
+Imports: `config`, `registry`, `files`, `errors`, numpy, pydantic. No jax. Used by: `loop`, `api`, and
+those rooms.
 """
 
 from __future__ import annotations

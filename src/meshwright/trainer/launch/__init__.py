@@ -1,6 +1,6 @@
 """Find this process's place in its run, and compare what the processes of a run are about to do.
 
-Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, `registry`, and jax only when it is
+Used by `checkpoint`, `loop`, `api` and `cli`. Imports `errors`, `registry`, and jax only when it is
 needed.
 """
 

@@ -1,7 +1,7 @@
 """Run the weighed step on attached or simulated devices, and measure the run.
 
-Nothing is printed: the caller receives events. Used by `api`, `cli` and `report`. Imports `checkpoint`,
-`launch`, `step`, `data`, `measure`, `reconciliation` (for `Measurement`) and jax, among others.
+Nothing is printed: the caller receives events. Used by `programs`, `api`, `cli` and `run_lines`. Imports
+`checkpoint`, `launch`, `step`, `data`, `measure` and jax, among others.
 
 Names are imported on first use, so that a run's folder can be checked before jax is loaded.
 """

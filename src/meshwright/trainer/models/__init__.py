@@ -2,7 +2,7 @@
 
 A new kind of model is a subclass of `Model` in a module of its own, and one line of `MODELS`; or it is
 outside the core, and an entry point of `meshwright.toy_models` has its name.
-Imports: `config`, `registry`, `sharding`, jax. Used by: `step`, `training`.
+Imports: `config`, `registry`, `sharding`, jax. Used by: `step`, and rooms of `contrib`.
 """
 
 from __future__ import annotations

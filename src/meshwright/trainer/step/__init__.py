@@ -1,6 +1,6 @@
 """Build the train step: the same function is weighed and run.
 
-Imports: `models`, `sharding`, `config`, optax. Used by: `training`, and `worker` for the compilation.
+Imports: `models`, `sharding`, `config`, optax. Used by: `loop`, and `worker` for the compilation.
 """
 
 from typing import TYPE_CHECKING
