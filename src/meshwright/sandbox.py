@@ -3,8 +3,8 @@
 The process is a module of Meshwright, started by this Python in a session of its own. It reads a request from
 a folder and writes its answer there as JSON; nothing is unpickled. It ends with the process that started it.
 
-Imports: `subprocesses`. Used by: `compiler` (workers, scripts, functions), and rooms that call a user's
-function.
+Imports: `subprocesses`. Used by: `compiler` (its workers), and rooms of `contrib` that run a user's script
+or function, or start the processes of a run.
 """
 
 from __future__ import annotations
