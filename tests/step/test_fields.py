@@ -296,7 +296,7 @@ ELSEWHERE = {
     "data.synthetic.source": "chooses what the step's batches hold",
     "data.idx.source": "chooses what the step's batches hold; adds weights: tests/step/test_build.py",
     "data.idx.folder": "says whose images they are: tests/data/test_order.py",
-    "model.resnet18.batch_norm": "is of the replicas, and here is one: tests/contrib/toy_models/test_normalisation.py",
+    "model.resnet18.batch_norm": "is of replicas, here one: tests/contrib/toy_models/test_normalisation.py",
     "data.line.source": "chooses what the step's batches hold",
     "data.line.slope": "is of the points that a batch holds",
     "data.line.intercept": "is of the points that a batch holds",
