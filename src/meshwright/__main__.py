@@ -3,7 +3,10 @@
 import os
 import sys
 
-from meshwright.cli import main
+try:
+    from meshwright.cli import main
+except KeyboardInterrupt:  # Ctrl-C while the command was being imported
+    sys.exit(130)
 
 try:
     # `python -m` looks there first: a file `secrets.py` would run in place of the standard library's.

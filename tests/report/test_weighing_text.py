@@ -70,6 +70,12 @@ def test_a_foreign_program_is_shown_without_what_only_configs_have(foreign, gold
     golden("foreign.txt", foreign, verbose=True)
 
 
+def test_only_a_configuration_is_told_of_explain(weighing, foreign):
+    assert "mw.explain" in str(weighing())
+    assert "to_perfetto(FILE)" in str(foreign)
+    assert "explain" not in str(foreign)
+
+
 def test_the_screen_reads_as_agreed(weighing, golden):
     golden("screen.txt", weighing(num_steps=3750, price=1.8))
 

@@ -36,7 +36,8 @@ MORE = "All of it: --verbose. Pictures: --html FILE. What would help: --explain.
 MORE_IN_PYTHON = (
     "All of it as a page: to_html(FILE). The schedule: to_perfetto(FILE). What would help: mw.explain."
 )
-EAGER_MORE = "All of it: --verbose. Pictures: --html FILE."
+FUNCTION_MORE = "All of it: --verbose. Pictures: --html FILE."
+FUNCTION_MORE_IN_PYTHON = "All of it as a page: to_html(FILE). The schedule: to_perfetto(FILE)."
 EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
 DOCUMENTS = {
     "Calibration": ("calibration", "calibration_document"),
@@ -103,8 +104,9 @@ def document_of(result: object, *, verbose: bool = False, more: str = MORE) -> D
         return _made("_refused", "refused_document", result)
     if isinstance(result, Weighing):
         facts = facts_of(result, in_full=verbose)
-        if not result.is_compiled:
-            more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
+        if result.config is None:  # there are no keys to change
+            in_python = FUNCTION_MORE_IN_PYTHON if result.is_compiled else EAGER_MORE_IN_PYTHON
+            more = {MORE: FUNCTION_MORE, MORE_IN_PYTHON: in_python}.get(more, more)
         return full_document(facts) if verbose else screen_document(facts, more)
     if isinstance(result, MakesDocument):
         return result.document()

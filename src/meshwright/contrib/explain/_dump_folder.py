@@ -221,9 +221,9 @@ def _explained(
                 stored=stored,
             ),
             Setting(
-                change="meshwright weigh module.py:step --on FLEET --explain",
+                change="meshwright weigh module.py:step --on FLEET",
                 saved_bytes=None,
-                why="compiles the step for a device that is not at hand, and each change of a configuration",
+                why="compiles the step for a device that is not at hand",
             ),
         ),
         notes=tuple(notes),

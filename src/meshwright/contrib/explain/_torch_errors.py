@@ -138,11 +138,9 @@ def _settings(
             why="their private pools hold it from one replay on",
         )
     yield Setting(
-        change="meshwright weigh module.py:make_step --on FLEET --explain",
+        change="meshwright weigh module.py:make_step --on FLEET",
         saved_bytes=None,
-        why="the sentence does not say what the tensors are: weighing the step does, and says what each "
-        "change "
-        "saves, without a GPU",
+        why="the sentence does not say what the tensors are: weighing the step does, without a GPU",
     )
 
 

@@ -348,7 +348,7 @@ def _settings(held: tuple[Held, ...], pieces: int | None) -> Iterator[Setting]:
             why="made in the forward pass and held then: computed again instead of kept",
         )
     yield Setting(
-        change="meshwright weigh module.py:make_step --on FLEET --explain",
+        change="meshwright weigh module.py:make_step --on FLEET",
         saved_bytes=None,
-        why="weighs the step without a GPU, and says what each change saves",
+        why="weighs the step without a GPU: weigh it again after each change",
     )

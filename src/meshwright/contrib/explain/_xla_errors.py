@@ -234,9 +234,9 @@ def _of_pool(text: str, held: tuple[Held, ...]) -> Iterator[Setting]:
             why="JAX takes 75 % of a GPU unless this says otherwise; look whether the rest is free",
         )
     yield Setting(
-        change="meshwright weigh module.py:step --on FLEET --explain",
+        change="meshwright weigh module.py:step --on FLEET",
         saved_bytes=None,
-        why="compiles the step without the device, and says what each change of a configuration saves",
+        why="compiles the step without the device, and says what its memory holds",
     )
 
 

@@ -61,7 +61,7 @@ PARTLY = (
     "functions that are compiled by themselves without torch.compile"
 )
 # The errors are those of benchmarks/torch_compiled.py.
-MODELLED = "weighed as Inductor compiles it (a model: -11 to +2 % on the peaks of four public scripts)"
+MODELLED = "weighed as Inductor compiles it (a model: -11 to +2 % on the peaks of five public scripts)"
 BY_INDUCTOR = (
     "Memory is of Inductor's kernels: its partitioner decides what is saved, its scheduler what is fused "
     "and where results take over the memory of operands. FLOPs and messages are those of the module as it "
