@@ -11,6 +11,7 @@ import typer
 
 from meshwright.cli import JsonFlag, answer_with, phases
 from meshwright.errors import InputError
+from meshwright.reportable import check_place, write_result
 
 if TYPE_CHECKING:
     from ._check import Check
@@ -41,6 +42,7 @@ def diff(
     """Compare two weighings: what moved, by how much, and at which line."""
     from ._verbs import diff as run_diff
 
+    check_place(html)
     common: list[str] = []
     for option, value in (("--on", on), ("--layout", layout), *(("--set", text) for text in overrides or ())):
         common += [] if value is None else [option, value]
@@ -81,6 +83,8 @@ def check(
 ) -> None:
     """Hold weighings to budgets: status 0 within, 1 over, 2 not weighed."""
     from ._check import check as run_check
+
+    check_place(junit, sarif, comment)
 
     def weigh(path: Path | None, names: Sequence[str], renews: bool) -> Check:
         with phases("checking") as on_event:
@@ -123,8 +127,6 @@ def _add(path: Path, init: list[str]) -> list[str]:
     """Add budgets without figures to a file, which is made if there is none, and return their names."""
     import shlex
 
-    from meshwright.reportable import write_result
-
     from ._budgets import budget_text, with_new
 
     text = budget_text(path) if path.exists() else ""
@@ -144,8 +146,6 @@ def _add(path: Path, init: list[str]) -> list[str]:
 
 def _write(made: Check, junit: Path | None, sarif: Path | None, comment: Path | None) -> None:
     """Write the files that are asked for, and in a workflow of GitHub its annotations and its summary."""
-    from meshwright.reportable import write_result
-
     from ._outputs import annotations_of, comment_of, junit_of, sarif_of
 
     for path, text in ((junit, junit_of), (sarif, sarif_of), (comment, comment_of)):
