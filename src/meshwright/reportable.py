@@ -8,7 +8,9 @@ Imports: `errors`, `registry`. Used by: `results` and the packages whose records
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -79,5 +81,21 @@ def write_result(path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as refused:
-        hint = "name a file in a folder that exists and can be written"
-        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+        raise _not_written(path, refused) from refused
+
+
+def check_place(*paths: Path | None) -> None:
+    """Raise, before long work, if its text cannot be written to one of these places; None is no place.
+
+    Raises:
+        InputError: one is a folder, or in none that exists.
+    """
+    for path in paths:
+        if path is not None and (os.path.isdir(path) or not os.path.isdir(path.parent)):
+            number = errno.EISDIR if os.path.isdir(path) else errno.ENOENT
+            raise _not_written(path, OSError(number, os.strerror(number)))
+
+
+def _not_written(path: Path, refused: OSError) -> InputError:
+    hint = "name a file in a folder that exists and can be written"
+    return InputError(f"cannot write {path}: {refused.strerror}", hint=hint)

@@ -135,6 +135,8 @@ def test_init_writes_a_file_that_is_the_preset_with_the_meaning_of_every_key(
     [
         (["there.toml"], "error: there.toml exists already\nhint: name another file, or delete that one\n"),
         (["mine"], "error: mine does not end in .toml\nhint: name it mine.toml\n"),
+        (["."], "error: . does not end in .toml\nhint: name it run.toml\n"),
+        (["/"], "error: / does not end in .toml\nhint: name it /run.toml\n"),
         (["no/mine.toml"], "error: cannot write no/mine.toml: No such file or directory\n"),
         (["mine.toml", "--from", "bytes-nan"], "hint: did you mean 'bytes-nano'?\n"),
     ],
@@ -182,3 +184,12 @@ def test_an_unknown_preset_names_the_nearest(meshwright):
     done = meshwright("presets", "llama3-9b")
     assert done.status == 2
     assert "did you mean 'llama3-8b'?" in done.talk
+
+
+def test_a_file_of_ones_own_is_shown_too(meshwright, tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "linear"\nsteps = 7\n')
+    done = meshwright("presets", str(file))
+    assert done.status == 0, done.talk
+    assert done.output.startswith(f"# {file}\n")
+    assert "steps = 7" in done.output

@@ -188,6 +188,9 @@ def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
     [
         (["--emit", "pbs", "--toml", "x.toml"], "'pbs' is not known"),
         (["--emit", "slurm"], "needs the run"),
+        (["--emit", "slurm", "--toml", "x.sbatch"], "hint: name it x.toml;"),
+        (["--toml", "no/x.toml"], "cannot write no/x.toml: No such file or directory"),
+        (["--html", "."], "cannot write .: Is a directory"),
         (["--fix", "tensor"], "cannot read"),
         (["--budget", "0"], "cannot be spent"),
         (["--fleets", "8xH100"], "--on is of one"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.errors import InputError, nearest_name
+from meshwright.reportable import check_place
 
 from ._console import JsonFlag, answer, say_readings
 from ._plan_progress import end_search, ended_by_signals, plan_progress
@@ -116,7 +117,7 @@ def plan(
     operations: OperationsOption = None,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
-    _check_emit(emit, toml, image)
+    _check_files(toml, html, emit, image)
     from meshwright import RunLength
     from meshwright.programs import program_named
 
@@ -201,10 +202,15 @@ def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) ->
         _write_job(made, emit, toml, image)
 
 
-def _check_emit(kind: str | None, toml: Path | None, image: str | None) -> None:
-    """Raise, before anything is compiled, if no job file can be written."""
+def _check_files(toml: Path | None, html: Path | None, kind: str | None, image: str | None) -> None:
+    """Raise, before anything is compiled, if a file cannot be written, or `train` could not read its run."""
     from meshwright.registry import registered
 
+    check_place(toml, html)
+    if toml is not None and toml.suffix != ".toml":
+        what = f"--toml {toml} does not end in .toml, as the file of a run does"
+        hint = f"name it {toml.with_suffix('.toml')}; --emit writes the job file beside it"
+        raise InputError(what, hint=hint)
     kinds = registered(JOB_KINDS)
     if image is not None and kind != "k8s":
         raise InputError("--image is of a job for Kubernetes", hint="add --emit k8s, or leave it out")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.errors import InputError
+from meshwright.reportable import check_place
 
 from ._console import JsonFlag, answer, complete_config, phases, say_readings
 
@@ -238,12 +239,15 @@ def weigh(
     operations: OperationsOption = None,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
+    check_place(html, trace)
     on = with_reserve(on, reserve)
-    if longest or largest_batch:
-        of, changed = "sequence_length" if longest else "batch", with_lora(overrides, lora)
-        return _changes_room().answer_largest(config, of, on, layout, changed, as_json, verbose)
     options = {"rules": rules, "as_": as_, "all_calls": all_calls, "auto_meshes": auto_meshes}
     run = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
+    if longest or largest_batch:
+        flags = {"check": check, "simulate": simulate, "explain": explains, "longest": longest}
+        others = options | run | flags | {"html": html, "trace": trace, "start": operations}
+        of, changed = _searched(largest_batch, others), with_lora(overrides, lora)
+        return _changes_room().answer_largest(config, of, on, layout, changed, as_json, verbose)
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
@@ -257,16 +261,28 @@ def weigh(
         changes = _changes(weighing, on_event) if explains else None
     _write(weighing, html, trace)
     made = (weighing, *weighing.other_calls)
-
-    def page() -> tuple[RenderableType, ...]:
-        from meshwright.report import renderable
-
-        texts = tuple(renderable(each, verbose=verbose) for each in made)
-        return texts if changes is None else (*texts, renderable(changes))
-
-    answer(as_json, _fields(made, changes, all_calls) if as_json else None, page)
+    fields = _fields(made, changes, all_calls) if as_json else None
+    answer(as_json, fields, lambda: _page(made, changes, verbose))
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+_OPTION_NAMES = {"as_": "as", "all_calls": "all", "price_per_device_hour": "price"}
+
+
+def _searched(is_of_batch: bool, others: dict[str, Any]) -> str:
+    """Return the quantity that is searched.
+
+    Raises:
+        InputError: an option is given that a search does not read.
+    """
+    search = "largest-batch" if is_of_batch else "longest"
+    for name, value in others.items():
+        option = f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
+        if value and name != search:
+            what = f"--{search} searches what fits, and {option} is not read beside it"
+            raise InputError(what, hint=f"leave {option} out; then weigh what it finds with {option}")
+    return "batch" if is_of_batch else "sequence_length"
 
 
 def _changes(weighing: Weighing, on_event: Callable[[Phase], None]) -> Reportable:
@@ -277,6 +293,13 @@ def _changes_room() -> Any:
     from meshwright.registry import room
 
     return room("changes")
+
+
+def _page(made: Sequence[Weighing], changes: Reportable | None, verbose: bool) -> tuple[RenderableType, ...]:
+    from meshwright.report import renderable
+
+    texts = tuple(renderable(each, verbose=verbose) for each in made)
+    return texts if changes is None else (*texts, renderable(changes))
 
 
 def _fields(made: Sequence[Weighing], changes: Reportable | None, all_calls: bool) -> dict[str, Any]:

@@ -99,9 +99,9 @@ def preset_names() -> list[str]:
 
 
 def preset_about(name: str) -> str:
-    """Return the sources and remarks at the top of a preset's file; of a published model, its sources."""
-    if name not in preset_names() and (about := model_room().published_about(name)) is not None:
-        return about
+    """Return what stands at the top of a preset's file; of a published model, its sources; "" of others."""
+    if name not in preset_names():
+        return model_room().published_about(name) or ""
     lines = (_PRESETS / f"{name}.toml").read_text("utf-8").splitlines()
     return "\n".join(line[2:] for line in itertools.takewhile(lambda each: each.startswith("#"), lines))
 

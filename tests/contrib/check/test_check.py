@@ -20,6 +20,7 @@ from meshwright.contrib.check import (
     sarif_of,
 )
 from meshwright.errors import InputError
+from tests.commands import run
 
 FILE = """# what we promise
 [budget.small]  # the smallest
@@ -243,3 +244,48 @@ def test_words_that_cannot_be_weighed_add_no_budget(tmp_path, meshwright):
     assert done.status == 2
     assert done.talk.endswith("nothing was added to meshwright.toml: not all of it could be weighed\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def added(folder, text, *options, name="meshwright.toml"):
+    """Return what `check --init` did to a file, and its text."""
+    if text is not None:
+        (folder / name).write_text(text)
+    done = run("check", "--init", "linear --on 1xCPU", *options, folder=folder)
+    return done, (folder / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("garbage [[[\n", "meshwright.toml cannot be read: "),
+        ("budget = 3\n", "no budget can be added to the table budget"),
+        ('budget = { a = { weigh = ["linear"] } }\n', "no budget can be added to the table budget"),
+        ('[budget."linear on 1xCPU"]\n', "there is a budget 'linear on 1xCPU' already"),
+    ],
+)
+def test_a_file_to_which_no_budget_can_be_added_stays_as_it_is(text, words, tmp_path):
+    done, after = added(tmp_path, text)
+    assert (done.status, after) == (2, text), done.talk
+    assert done.talk.startswith(f"error: {words}")
+
+
+def test_a_budget_is_added_where_the_others_are_whose_figures_stay(tmp_path):
+    before = "[project]\nname = 'x'\n\n" + FILE.replace("[budget.", "[tool.meshwright.budget.")
+    done, after = added(tmp_path, before, name="pyproject.toml")
+    assert done.status == 0, done.talk
+    assert after.startswith(before.rstrip("\n"))
+    assert '[tool.meshwright.budget."linear on 1xCPU"]' in after
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_a_budget_that_is_not_weighed_is_taken_out_again(tmp_path):
+    done, after = added(tmp_path, FILE, "--only", "large")
+    assert (done.status, after) == (2, FILE)
+    assert "has no budget 'large'" in done.talk
+
+
+def test_update_renews_limits_that_are_tables_of_their_own(file):
+    text = '[budget.small]\nweigh = ["linear"]\n[budget.small.peak]\nallow = "0"\n[budget.small.traffic]\n'
+    file.write_text(f'{text}data = "+1 %"\n[budget.small.traffic.fsdp]\nallow = "0"\n')
+    assert checked(update=True).status == 0
+    assert checked().status == 0

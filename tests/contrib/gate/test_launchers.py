@@ -94,6 +94,8 @@ def test_an_sbatch_script_says_the_fleet_and_its_command_the_recipe(gated):
         ("--gpus=16 --nodes=2 --constraint=ib&a100", "16xA100-80GB"),
         ("--ntasks=16 --ntasks-per-node=8 --gres=gpu:H100:8,nvme:1", "16xH100"),
         ("--gres=gpu:nvidia_h100_80gb_hbm3:2", "2xH100"),
+        ("--gpus=h100:32 --gpus-per-node=8", "32xH100"),
+        ("--ntasks=12 --ntasks-per-node=8 --gpus-per-node=h100:8", "16xH100"),
     ],
 )
 def test_each_way_to_ask_slurm_for_devices(gated, options, fleet):

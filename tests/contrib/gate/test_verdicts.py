@@ -55,6 +55,19 @@ def test_a_job_that_outlasts_its_own_time_limit_is_told_the_limit_that_does(gate
     made, _ = gated(FILES, Asked(step_seconds=288.0))  # 40 h
     assert made.reasons == ("it takes 40 hours, and its own time limit is 36.0 h",)
     assert made.cures[0].change == "--time=1-16:00:00"
+    pods = """
+apiVersion: batch/v1
+kind: Job
+spec:
+  activeDeadlineSeconds: 60
+  template:
+    spec:
+      nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}
+      containers:
+      - {command: [meshwright, train, linear, --steps, "100"], resources: {limits: {nvidia.com/gpu: 8}}}
+"""
+    made, _ = gated({"job.yaml": pods}, Asked(step_seconds=2.5))
+    assert made.cures[0].change == "activeDeadlineSeconds: 250"
 
 
 def test_a_job_that_does_not_fit_is_told_the_first_change_that_does(gated):
@@ -144,6 +157,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
             "#SBATCH --gpus=h100:1\n" + "A=$A$A\n" * 3 + "touch pwned; `touch pwned`; $(touch pwned)",
             "nothing",
         ),
+        ("x.sh", f"#SBATCH --gpus=h100:1\nif [ {'1' * 5000} -gt 1 ]; then a; fi", "nothing"),
+        ("x.sh", "#SBATCH --gpus=h100:1\nA=" + "${B:-" * 3000 + "}" * 3000, "too deep in each other"),
+        ("x.sh", f"#SBATCH --gpus=h100:1\naxolotl train {'b' * 300}.yml", "which is no file here"),
+        ("x.yaml", f"base_model: gpt2\nmicro_batch_size: 1\ndeepspeed: {'d' * 300}", "is no file here"),
+        ("x.toml", "training = {}\n[model]\nname = 'llama3'\nflavor = '8B'\nconverters = 3", "has '3'"),
         ("x.sh", "#SBATCH --gpus=h100:1\nA=xxxxxxxx\n" + "A=$A$A$A$A\n" * 30, "grows beyond 256 KiB"),
     ],
 )

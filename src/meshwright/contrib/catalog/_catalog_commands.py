@@ -227,7 +227,8 @@ def presets(
     if as_json:
         print_json({"schema": PRESETS_SCHEMA, **config.model_dump(mode="json")})
     else:
-        say(commented_toml(config, about=f"{name}: {preset_about(name)}").rstrip("\n"))
+        about = ": ".join(filter(None, (name, preset_about(name))))
+        say(commented_toml(config, about=about).rstrip("\n"))
 
 
 def _preset_fields(config: RunConfig) -> dict[str, Any]:
@@ -285,7 +286,8 @@ def init(
     if preset not in preset_names():
         raise InputError(f"no preset is named {preset!r}", hint=nearest_name(preset, preset_names()))
     if path.suffix != ".toml":
-        raise InputError(f"{path} does not end in .toml", hint=f"name it {path.with_suffix('.toml')}")
+        better = path / "run.toml" if path.is_dir() else path.with_suffix(".toml")
+        raise InputError(f"{path} does not end in .toml", hint=f"name it {better}")
     commands = f"  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
     about = (
         f"A run to change, made from the preset {preset}. Keys that have a default may be left out:\n"

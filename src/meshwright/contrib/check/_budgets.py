@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import absent, not_installed
-from meshwright.files import read_text, reason
+from meshwright.files import parsed_toml, read_text, reason
 from meshwright.units import parse_bytes
 
 from ._difference import BYTES, FLOPS, SECONDS, amount_words
@@ -92,11 +92,20 @@ def budget_file(path: Path | None) -> Path:
     """
     if path is not None:
         return path
-    for name in FILES:
-        if Path(name).is_file() and _tables(_parsed(Path(name))):
-            return Path(name)
+    if (found := found_file()) is not None:
+        return found
     hint = 'make one: meshwright check --init "llama3-8b --on 8xH100"'
     raise InputError(f"no budgets in {' or '.join(FILES)} of {Path.cwd()}", hint=hint)
+
+
+def found_file() -> Path | None:
+    """Return the first of `FILES` in the working directory that has budgets; None if none has.
+
+    Raises:
+        InputError: one of them cannot be read.
+    """
+    paths = (Path(name) for name in FILES)
+    return next((path for path in paths if path.is_file() and _tables(_parsed(path))), None)
 
 
 def read_budgets(path: Path) -> tuple[Budget, ...]:
@@ -114,13 +123,22 @@ def read_budgets(path: Path) -> tuple[Budget, ...]:
     return tuple(_budget(path, name, table) for name, table in tables.items())
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    from meshwright.files import parsed_toml
+def budget_text(path: Path) -> str:
+    """Return the text of a file of budgets.
 
+    Raises:
+        InputError: it cannot be read, or is not TOML.
+    """
     try:
-        return parsed_toml(read_text(path))
+        text = read_text(path)
+        parsed_toml(text)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {reason(error)}", hint="write it as TOML") from error
+    return text
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    return parsed_toml(budget_text(path))
 
 
 def _tables(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +277,7 @@ def updated_text(text: str, figures: Mapping[str, Figures]) -> str:
     import tomlkit
 
     document: Any = tomlkit.parse(text)
-    place: Any = document if "budget" in document else document["tool"]["meshwright"] if figures else document
+    place: Any = document if document.get("budget") or not figures else document["tool"]["meshwright"]
     for name, made in figures.items():
         table = place["budget"][name]
         if not {*table} & {"peak", "flops", "time", "traffic"}:
@@ -274,7 +292,7 @@ def updated_text(text: str, figures: Mapping[str, Figures]) -> str:
         for key in ("peak", "flops", "time"):
             if key in table:
                 _set(table, key, DEFAULTS[key], measured(made, key), UNITS[key])
-        for axis in table.get("traffic", {}):
+        for axis in list(table.get("traffic", {})):
             _set(table["traffic"], axis, "+1 %", measured(made, f"traffic.{axis}"), BYTES)
     return tomlkit.dumps(document)
 
@@ -299,21 +317,40 @@ def _set(table: Any, key: str, allow: str, was: float | None, unit: str = BYTES)
 
 
 def with_new(text: str, name: str, words: tuple[str, ...]) -> str:
-    """Return a budget file with one more budget at its end, without figures."""
+    """Return a budget file with one more budget at its end, without figures.
+
+    Raises:
+        InputError: the text has a budget of that name, or keeps its budgets in a way to which tomlkit can add
+            none.
+    """
     _need_tomlkit()
     import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
-    document: Any = tomlkit.parse(text)
-    is_tool = "tool" in document and "meshwright" in document["tool"]
-    place: Any = document["tool"]["meshwright"] if is_tool else document
-    if "budget" not in place:
-        place["budget"] = tomlkit.table(is_super_table=True)
-    if name in place["budget"]:
-        raise InputError(f"there is a budget {name!r} already", hint="renew its figures: --update")
+    wanted = parsed_toml(text)
+    is_tool = not wanted.get("budget") and bool({"tool", "project", "build-system"} & wanted.keys())
+    keys = ("tool", "meshwright", "budget") if is_tool else ("budget",)
     table = tomlkit.table()
     table["weigh"] = list(words)
-    place["budget"][name] = table
-    return tomlkit.dumps(document)
+    try:
+        place: Any = tomlkit.parse(text)
+        document, inner = place, wanted
+        for key in keys:
+            if key not in place:
+                place[key] = tomlkit.table(is_super_table=True)
+            place, inner = place[key], inner.setdefault(key, {})
+        if name in inner:
+            raise InputError(f"there is a budget {name!r} already", hint="renew its figures: --update")
+        place[name] = table
+        inner[name] = {"weigh": list(words)}
+        made = tomlkit.dumps(document)
+        is_added = parsed_toml(made) == wanted
+    except (TOMLKitError, ValueError, TypeError, AttributeError):  # no table, or one within a line
+        is_added, made = False, ""
+    if not is_added:
+        what = f"no budget can be added to the table {'.'.join(keys)} as it is written"
+        raise InputError(what, hint=f'write its budgets as tables of their own: [{".".join(keys)}."NAME"]')
+    return made
 
 
 def limit_words(limit: Limit, now: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from meshwright.cli import JsonFlag, answer_with, phases
 from meshwright.errors import InputError
+from meshwright.reportable import check_place, write_result
 
 if TYPE_CHECKING:
     from ._check import Check
@@ -40,6 +42,7 @@ def diff(
     """Compare two weighings: what moved, by how much, and at which line."""
     from ._verbs import diff as run_diff
 
+    check_place(html)
     common: list[str] = []
     for option, value in (("--on", on), ("--layout", layout), *(("--set", text) for text in overrides or ())):
         common += [] if value is None else [option, value]
@@ -79,36 +82,55 @@ def check(
     ] = None,
 ) -> None:
     """Hold weighings to budgets: status 0 within, 1 over, 2 not weighed."""
-    from ._budgets import FILES
     from ._check import check as run_check
 
-    before: bytes | None = None
-    if init:
-        file = file or Path(FILES[0])
-        before = file.read_bytes() if file.exists() else None
-        _add(file, init)
-        update = True
-    with phases("checking") as on_event:
-        made = run_check(file, only=only or (), against=against, update=update, on_event=on_event)
-    if init and file is not None and made.status == 2:
-        file.unlink() if before is None else file.write_bytes(before)
-        typer.echo(f"nothing was added to {file}: not all of it could be weighed", err=True)
+    check_place(junit, sarif, comment)
+
+    def weigh(path: Path | None, names: Sequence[str], renews: bool) -> Check:
+        with phases("checking") as on_event:
+            return run_check(path, only=names, against=against, update=renews, on_event=on_event)
+
+    made = _extended(file, init, only or (), update, weigh) if init else weigh(file, only or (), update)
     _write(made, junit, sarif, comment)
     answer_with(made, as_json)
     if made.status:
         raise typer.Exit(made.status)
 
 
-def _add(path: Path, init: list[str]) -> None:
-    """Add budgets without figures to a file, which is made if there is none."""
+def _extended(
+    file: Path | None,
+    init: list[str],
+    only: Sequence[str],
+    update: bool,
+    weigh: Callable[[Path, Sequence[str], bool], Check],
+) -> Check:
+    """Add budgets with the figures of today, and leave the file as it was if one cannot be weighed.
+
+    Those that the file has keep their figures, unless `update`.
+    """
+    from ._budgets import FILES, found_file
+
+    file = file or found_file() or Path(FILES[0])
+    before = file.read_bytes() if file.is_file() else None
+    added = _add(file, init)
+    made: Check | None = None
+    try:
+        made = weigh(file, only if update else [*only, *added], True)
+    finally:  # Ctrl-C too: a budget without figures guards nothing
+        if made is None or made.status == 2:
+            file.write_bytes(before) if before is not None else file.unlink(missing_ok=True)
+            typer.echo(f"nothing was added to {file}: not all of it could be weighed", err=True)
+    return made
+
+
+def _add(path: Path, init: list[str]) -> list[str]:
+    """Add budgets without figures to a file, which is made if there is none, and return their names."""
     import shlex
 
-    from meshwright.files import read_text
-    from meshwright.reportable import write_result
+    from ._budgets import budget_text, with_new
 
-    from ._budgets import with_new
-
-    text = read_text(path) if path.exists() else ""
+    text = budget_text(path) if path.exists() else ""
+    names: list[str] = []
     for words in init:
         try:
             split = shlex.split(words)
@@ -116,14 +138,14 @@ def _add(path: Path, init: list[str]) -> None:
             raise InputError(f"cannot read {words[:80]!r}: {wrong}", hint="close its quotes") from wrong
         if not split:
             raise InputError("--init names nothing to weigh", hint='--init "llama3-8b --on 8xH100"')
-        text = with_new(text, " ".join(split).replace("--on ", "on "), tuple(split))
+        names.append(" ".join(split).replace("--on ", "on "))
+        text = with_new(text, names[-1], tuple(split))
     write_result(path, text)
+    return names
 
 
 def _write(made: Check, junit: Path | None, sarif: Path | None, comment: Path | None) -> None:
     """Write the files that are asked for, and in a workflow of GitHub its annotations and its summary."""
-    from meshwright.reportable import write_result
-
     from ._outputs import annotations_of, comment_of, junit_of, sarif_of
 
     for path, text in ((junit, junit_of), (sarif, sarif_of), (comment, comment_of)):

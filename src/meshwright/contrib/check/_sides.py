@@ -60,10 +60,10 @@ def side_of(text: str, common: Sequence[str] = ()) -> Side:
         InputError: it names nothing, or its quotes are not closed.
     """
     path = Path(text)
-    if (path / "weighing.json").is_file():
+    if os.path.isfile(path / "weighing.json"):  # of words too, which are longer than a name may be
         return Side(text=text, file=path / "weighing.json")
-    if path.suffix == ".json":
-        return Side(text=text, file=path)
+    if path.suffix == ".json" and (os.path.isfile(path) or not any(map(str.isspace, text))):
+        return Side(text=text, file=path)  # and else the words of a script that takes such a file
     try:
         words = shlex.split(text)
     except ValueError as wrong:
@@ -152,7 +152,8 @@ def weigh_in(
     if path:
         before = variables.get("PYTHONPATH", "")
         variables["PYTHONPATH"] = os.pathsep.join((*path, *([before] if before else ())))
-    command = [*(python or own_python()), "-m", "meshwright", "weigh", *words, "--json"]
+    # Before the words: after a `--` among them it would be the script's.
+    command = [*(python or own_python()), "-m", "meshwright", "weigh", "--json", *words]
     shown = shlex.join(("meshwright", "weigh", *words))
     try:
         done = subprocess.run(
@@ -190,7 +191,7 @@ def _tree_of(side: Side) -> Iterator[tuple[Path, tuple[str, ...]]]:
     commit = _git(here, "rev-parse", "--verify", "--quiet", f"{side.revision}^{{commit}}").decode().strip()
     packed = _git(top, "archive", "--format=tar", commit)
     with working_folder(PREFIX) as folder, tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, filter=_with_links)
         inside = folder / here.resolve().relative_to(top.resolve())
         if not inside.is_dir():
             what = f"{here.name} is no folder of {side.revision}"
@@ -200,6 +201,20 @@ def _tree_of(side: Side) -> Iterator[tuple[Path, tuple[str, ...]]]:
             folder / each.relative_to(top.resolve()) for each in ours if each.is_relative_to(top.resolve())
         )
         yield inside, tuple(str(each) for each in theirs if each.is_dir())
+
+
+def _with_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Return a member as it is extracted: a link to an absolute path stays, one out of the tree does not.
+
+    Both are refused by the filter of the standard library, which would end the whole comparison. A file that
+    lies beyond such a link is still refused.
+    """
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.AbsoluteLinkError:
+        return member if member.issym() else None
+    except tarfile.LinkOutsideDestinationError:
+        return None
 
 
 def _git(folder: Path, *words: str) -> bytes:

@@ -26,7 +26,6 @@ from meshwright.results import Weighing
 from meshwright.units import format_bytes, format_price, format_seconds, parse_count
 
 from ._jobs import Job, read_job
-from ._launch_lines import slurm_time
 from ._recipe import Recipe, described, first_words
 from ._trainers import Configured, Reading
 
@@ -310,11 +309,10 @@ def _cures(gated: Gate, fleet: Fleet, weigher: Weigher, on_event: Callable[[str]
     if limits.max_cost is not None and total.cost is not None:
         shares.append(limits.max_cost / total.cost.expected)
     asked = gated.seconds_asked
-    if min(shares) >= 1 and asked is not None:
-        limit = slurm_time(total.seconds.high or total.seconds.expected)
-        yield Cure(
-            change=f"--time={limit}", words="a time limit of the upper end of its interval", is_weighed=False
-        )
+    launch = gated.job.launch
+    if min(shares) >= 1 and asked is not None and launch is not None:
+        limit = launch.limit_of(total.seconds.high or total.seconds.expected)
+        yield Cure(change=limit, words="a time limit of the upper end of its interval", is_weighed=False)
         return
     if asked is not None:
         shares.append(asked / total.seconds.expected)

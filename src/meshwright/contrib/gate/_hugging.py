@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def deepspeed(file: str, given: Any, folder: Path) -> tuple[dict[str, int], dict
         InputError: the file is not there, or a key of it is not understood.
     """
     if isinstance(given, str):
-        path = next((each for each in (folder / given, Path(given)) if each.is_file()), None)
+        path = next((each for each in (folder / given, Path(given)) if os.path.isfile(each)), None)
         if path is None:
             what = f"{file} names the DeepSpeed configuration {given[:100]!r}, which is no file here"
             raise InputError(what, hint="run from the folder that its path begins in")

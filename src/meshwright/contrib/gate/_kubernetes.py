@@ -168,6 +168,7 @@ class _Objects:
             seconds=None if deadline is None else float(whole(self.file, "activeDeadlineSeconds", deadline)),
             commands=self._commands(using[0]),
             variables=self._variables(using[0]),
+            is_of_pods=True,
         )
 
     def _labels(self, pod: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Launch:
     `chip`: the catalog's name; "" if the job does not say it. `fleet`: the whole fleet as `Fleet.parse` reads
     it, where hosts and chips do not say it (slices of TPUs). `seconds`: its own time limit. `commands`: what
     it runs on each host. `variables`: those that its scheduler sets. `folder`: the folder in which they run,
-    if it is not the job's. `mounts`: files and folders here, by their paths there.
+    if it is not the job's. `mounts`: files and folders here, by their paths there. `is_of_pods`: whether
+    Kubernetes runs it.
     """
 
     kind: str
@@ -44,6 +46,13 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     folder: str = ""
     mounts: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_of_pods: bool = False
+
+    def limit_of(self, seconds: float) -> str:
+        """Return a time limit of at least these seconds in the launcher's own words."""
+        if self.is_of_pods:
+            return f"activeDeadlineSeconds: {math.ceil(seconds)}"
+        return f"--time={slurm_time(seconds)}"
 
     def fleet_on(self, on: str | None) -> str:
         """Return the fleet that it asks for.

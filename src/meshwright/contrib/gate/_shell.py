@@ -34,6 +34,7 @@ _NUMBERS = {
 _COMPARED = {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge,
              "-lt": operator.lt, "-le": operator.le}  # fmt: skip
 _WORDS = re.compile(r"(?:\0[^\0]*\0|[^\s\0])+")  # an unknown part is never divided
+_WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 _ENDS = "\n;&|"
 _LINKS = ("&&", "||")
 _TESTS = frozenset({"[", "[[", "test", "!", "command", "grep", "which"})
@@ -471,7 +472,7 @@ def _decided(condition: Sequence[str]) -> bool | None:
             return bool(value) == (sign == "-n")
         case [left, "=" | "==" | "!=" as sign, right] if not set(right) & set("*?["):
             return (left == right) == (sign != "!=")
-        case [left, sign, right] if sign in _COMPARED and left.isdecimal() and right.isdecimal():
+        case [left, sign, right] if sign in _COMPARED and _WHOLE.fullmatch(left) and _WHOLE.fullmatch(right):
             return _COMPARED[sign](int(left), int(right))
         case _:
             return None
@@ -487,9 +488,13 @@ def commands_of(
         inherited: variables that were set before, and that the script may set again.
 
     Raises:
-        InputError: a quote or a bracket is not closed, or it is far too long.
+        InputError: a quote or a bracket is not closed, or it is far too long or too deep.
 
     >>> [command.words for command in commands_of("x", 'N=2; ARGS=(--a "b c")\\nrun $N ${ARGS[@]} $1 # no')]
     [('run', '2', '--a', 'b', 'c', '\\x00$1\\x00')]
     """
-    return list(_Script(file, text, given or {}, inherited).commands())
+    try:
+        return list(_Script(file, text, given or {}, inherited).commands())
+    except RecursionError:
+        what = f"{file}: defaults of variables stand too deep in each other"
+        raise InputError(what, hint="name the file that it launches, with --on") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping
@@ -26,6 +27,7 @@ _FLAGS = frozenset({
     "ignore-pbs", "reboot", "use-min-nodes", "hetjob", "packjob",
 })  # fmt: skip
 _NO_LIMIT = ("0", "UNLIMITED", "INFINITE", "-1")
+_COUNTED = ("gres", "gpus-per-node", "gpus-per-task", "gpus")  # the first that is given says a host's devices
 _DEVICE = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=](\d{1,6}))?(?:\(.*\))?", re.ASCII)
 
 
@@ -129,21 +131,22 @@ def _devices(file: str, values: Mapping[str, str]) -> tuple[int, int | None, str
     tasks_per_host = whole(file, "--ntasks-per-node", values.get("ntasks-per-node", "1"))
     tasks = whole(file, "--ntasks", values["ntasks"]) if "ntasks" in values else None
     hosts = whole(file, "--nodes", least[0]) if least[0] else 1
+    counted = {key: _counted(file, key, values[key]) for key in _COUNTED if key in values}
+    by_host = next((counted[key][1] for key in ("gres", "gpus-per-node") if counted.get(key, ("", 0))[1]), 0)
     if not least[0] and tasks is not None and "ntasks-per-node" in values:
-        hosts = max(1, tasks // tasks_per_host)
-    for key, times in (("gres", 1.0), ("gpus-per-node", 1.0), ("gpus-per-task", None), ("gpus", 1.0 / hosts)):
-        if key not in values:
-            continue
-        chip, count = _counted(file, key, values[key])
+        hosts = math.ceil(tasks / tasks_per_host)
+    elif not least[0] and by_host and "gpus" in counted:
+        hosts = math.ceil(counted["gpus"][1] / by_host)
+    chips = {chip for chip, _ in counted.values() if chip}
+    for key, (chip, count) in counted.items():
         if not count:
             continue
-        if times is None:
-            times = tasks / hosts if tasks is not None else float(tasks_per_host)
-        per_host = count * times
+        times = {"gpus": 1 / hosts, "gpus-per-task": tasks_per_host if tasks is None else tasks / hosts}
+        per_host = count * times.get(key, 1)
         if per_host != int(per_host) or per_host < 1:
             what = f"{file}: --{key}={values[key][:40]} does not share out evenly among {hosts} hosts"
             raise InputError(what, hint="ask for the same number on each host: --gpus-per-node")
-        return hosts, int(per_host), chip
+        return hosts, int(per_host), chip or (chips.pop() if len(chips) == 1 else "")
     return hosts, None, ""
 
 

@@ -165,7 +165,7 @@ def _optimizer(file: str, values: Mapping[str, Any]) -> str:
 def _formats(file: str, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the formats of arithmetic, parameters and sums."""
     listed = values.get("model.converters", [])
-    texts = listed.split(",") if isinstance(listed, str) else [str(each) for each in listed]
+    texts = map(str, listed) if isinstance(listed, list) else str(listed).split(",")
     converters = [each.strip() for each in texts if each.strip()]
     if switch(file, "float8.enable_float8_linear", values.get("float8.enable_float8_linear", False)):
         converters.append("float8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +86,7 @@ class Places:
             if name == there or name.startswith(there.rstrip("/") + "/"):
                 rest = name.removeprefix(there).lstrip("/")
                 places.insert(0, self.folder / here / rest if rest else self.folder / here)
-        return next((each for each in places if each.is_file()), None)
+        return next((each for each in places if os.path.isfile(each)), None)  # not if it is too long a name
 
 
 def program_of(

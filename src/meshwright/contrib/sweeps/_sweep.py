@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 OPENING, CLOSING = "[{(", "]})"
 MOST_RUNS = 1000
 LONGEST_NAME = 80  # characters of the name of a run's folder
+NUMBERED = re.compile(r"\d{4,9}-", re.ASCII)  # how the name of a run's folder begins
 Values = dict[str, str]
 
 
@@ -175,7 +176,7 @@ def _values(text: str) -> Iterator[str]:
 
 def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
     """Return each combination's folder: the existing one for these values, else one with the next number."""
-    there = sorted(path for path in folder.glob("[0-9]*-*") if path.is_dir())
+    there = sorted(path for path in folder.iterdir() if NUMBERED.match(path.name) and path.is_dir())
     by_name = {path.name.partition("-")[2]: path for path in there}
     number = max((int(path.name.partition("-")[0]) for path in there), default=0)
     found: list[Path] = []
