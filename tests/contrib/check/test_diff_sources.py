@@ -109,7 +109,7 @@ def test_a_second_sum_of_the_gradients_is_named_by_its_line(changed):
 
 
 HARMLESS = [
-    (BLOCK, "def _projected(x: Array, weight", "# A comment.\n\n\ndef _projected(x: Array, weight"),
+    (BLOCK, "def projected(x: Array, weight", "# A comment.\n\n\ndef projected(x: Array, weight"),
     (BLOCK, PRODUCT, "    return (lambda a, b: multiply(a, b, num_inputs))(x, weight)\n"),
     (BLOCK, "        return self._project(up,", "        h = up\n        return self._project(h,"),
     (GRADIENTS, "        return total.astype(jnp.float32) / num_parts\n",

@@ -113,14 +113,15 @@ def _extended(
     file = file or found_file() or Path(FILES[0])
     before = file.read_bytes() if file.is_file() else None
     added = _add(file, init)
-    made: Check | None = None
+    is_weighed = False
     try:
         made = weigh(file, only if update else [*only, *added], True)
+        is_weighed = made.status != 2
+        return made
     finally:  # Ctrl-C too: a budget without figures guards nothing
-        if made is None or made.status == 2:
+        if not is_weighed:
             file.write_bytes(before) if before is not None else file.unlink(missing_ok=True)
             typer.echo(f"nothing was added to {file}: not all of it could be weighed", err=True)
-    return made
 
 
 def _add(path: Path, init: list[str]) -> list[str]:
