@@ -105,6 +105,16 @@ def test_a_run_that_could_not_train_is_refused_before_compiling(config, options,
     assert "hint:" in done.talk
 
 
+def test_where_nothing_fits_no_file_is_written_and_none_is_named_to_train(tmp_path):
+    search = ["--fix", "rest", "--set", "layout=fsdp=-1", "--budget", "0.1", "--toml", "best.toml"]
+    done = run("llama3-70b", "--on", "1xH100", *search, cwd=tmp_path)
+    assert done.status == 0, done.talk
+    assert "NOTHING FITS" in done.output
+    assert "best.toml is not written: nothing was found that fits." in " ".join(done.output.split())
+    assert "meshwright train" not in done.output
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def emitted(tmp_path_factory):
     """A folder with a planned run of two steps on own text, and its job files."""

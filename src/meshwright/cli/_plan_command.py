@@ -246,6 +246,10 @@ def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:
 def _more(made: Plan, toml: Path | None, html: Path | None, config: str) -> str:
     """Return what to do with the plan."""
     words = [] if html else ["Pictures: --html FILE."]
+    if made.winner is None:
+        return " ".join(
+            [*words, *([] if toml is None else [f"{toml} is not written: nothing was found that fits."])]
+        )
     if toml is None and ":" in config:
         return " ".join(words)
     if toml is None:

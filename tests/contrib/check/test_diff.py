@@ -214,6 +214,16 @@ def test_saved_weighings_and_commands_are_sides(tmp_path, meshwright):
         ("[" * 200, "cannot be read"),
         ('{"config": "a", "layout": "", "fleet": {}, "ledger": {"memory": 5}}', "ledger.memory"),
         ('{"weighings": []}', "it holds 0 weighings"),
+        (
+            '{"config": "", "layout": "", "fleet": {}, '
+            '"prediction": {"step_seconds": {"low": 1, "expected": NaN}, "slices": []}}',
+            "step_seconds.expected: Input should be a finite number",
+        ),
+        (
+            '{"config": "", "layout": "", "fleet": {}, "ledger": {"traffic": [], "flops": {}, '
+            '"memory": {"reserved_bytes": 1, "by_category": {}, "buffers": [{"num_bytes": "x"}]}}}',
+            "ledger.memory.buffers.0.num_bytes: Input should be a valid integer",
+        ),
     ],
 )
 def test_a_file_that_is_no_weighing_is_refused_in_words(text, words, tmp_path):

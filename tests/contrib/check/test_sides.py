@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import meshwright as mw
 
@@ -40,3 +41,26 @@ def test_a_commit_may_have_links_that_leave_its_folder(tmp_path, monkeypatch):
     for words in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "--message", "links")):
         subprocess.run(["git", *words], check=True)
     assert mw.diff("@HEAD linear --on 1xCPU", "linear --on 1xCPU").is_nothing
+
+
+UV = f"""#!/bin/sh
+# Takes the place of uv: makes an environment that is this one, and only one at a time.
+mkdir "$0.busy" || exit 1
+sleep 0.2
+if [ "$1" = venv ]; then
+    for folder; do :; done
+    mkdir -p "$folder/bin" && printf '#!/bin/sh\\nexec {sys.executable} "$@"\\n' > "$folder/bin/python"
+    chmod +x "$folder/bin/python"
+fi
+rmdir "$0.busy"
+"""
+
+
+def test_two_sides_with_the_same_packages_share_one_environment(tmp_path, monkeypatch):
+    (tmp_path / "uv").write_text(UV)
+    (tmp_path / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    made = mw.diff("linear --on 1xCPU --with a==1", "linear --on 1xCPU --with a==1 --set steps=7")
+    assert made.settings == {"steps": ("100", "7")}
+    assert len([*(tmp_path / "cache/environments").iterdir()]) == 1

@@ -203,6 +203,9 @@ def test_the_policy_of_skypilot_refuses_and_lets_go(monkeypatch):
     monkeypatch.setenv("MESHWRIGHT_GATE", "--wibble 3")
     with pytest.raises(RuntimeError, match="which is no limit"):
         GatePolicy.validate_and_mutate(train)
+    monkeypatch.setenv("MESHWRIGHT_GATE", "--max-cost '3")
+    with pytest.raises(RuntimeError, match="meshwright gate: MESHWRIGHT_GATE cannot be read"):
+        GatePolicy.validate_and_mutate(train)
 
 
 @pytest.mark.wide

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import ConfigDict, TypeAdapter
 
 IDLE = "idle in its allocations"
 """The reserved bytes in which no value lives at the peak."""
 ROUNDING = 1e-9  # of a sum of seconds
+FINITE: ConfigDict = {"allow_inf_nan": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,22 @@ class _Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class _Buffer:
+    num_bytes: int = 0
+    source_line: Any = None
+    category: Any = None
+    module: Any = None
+    operation: Any = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Memory:
     reserved_bytes: int
     by_category: dict[str, int]
     allowance: dict[str, int] = field(default_factory=dict[str, int])
     usable_bytes: int | None = None
     timeline: _Timeline | None = None
-    buffers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    buffers: list[_Buffer] = field(default_factory=list[_Buffer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,7 @@ class _Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
+    __pydantic_config__ = FINITE
     kind: str
     name: str
     exposed_seconds: float
@@ -74,6 +85,7 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
+    __pydantic_config__ = FINITE
     low: float | None
     expected: float
     high: float | None = None
@@ -220,7 +232,7 @@ def _memory(ledger: _Ledger | None) -> tuple[dict[str, int], dict[Place, int]]:
     by_category.update({f"allowance: {name}": size for name, size in ledger.memory.allowance.items()})
     by_place: Counter[Place] = Counter()
     for buffer in ledger.memory.buffers:
-        by_place[_place_of(buffer)] += int(buffer.get("num_bytes", 0))
+        by_place[_place_of(buffer)] += buffer.num_bytes
     if by_place and (idle := ledger.memory.reserved_bytes - by_place.total()):
         by_place["", IDLE, ""] += idle
     return dict(by_category), dict(by_place)
@@ -269,10 +281,10 @@ def _closed(parts: Mapping[str, int], whole: int) -> dict[str, int]:
     return dict(closed)
 
 
-def _place_of(buffer: Mapping[str, Any]) -> Place:
-    texts = (buffer.get(name) for name in ("source_line", "category", "module"))
+def _place_of(buffer: _Buffer) -> Place:
+    texts = (buffer.source_line, buffer.category, buffer.module)
     line, category, module = (text if isinstance(text, str) else "" for text in texts)
-    return line, category, module or str(buffer.get("operation", ""))[:200]
+    return line, category, module or str(buffer.operation)[:200]
 
 
 def _settings(record: _Record) -> dict[str, str]:

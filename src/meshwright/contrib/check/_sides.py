@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ SECONDS = 1800.0  # for one weighing
 TAIL = 12  # lines of what a weighing that failed has said
 PREFIX = "meshwright-side-"
 NOT_FITTING = (0, 3)  # statuses of `weigh` with an answer
+_INSTALLING = threading.Lock()  # two sides with the same packages share one environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,21 +269,23 @@ def _environment(packages: Sequence[str], on_event: Callable[[str], object]) -> 
     )
     python = folder / "bin" / "python"
     done = folder / ".complete"
-    if not done.exists():
-        on_event(f"installing {' '.join(packages)}")
-        for command in (
-            [uv, "venv", "--clear", "--python", interpreter, str(folder)],
-            [uv, "pip", "install", "--python", str(python), *wanted],
-        ):
-            made = subprocess.run(
-                command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-            )
-            if made.returncode:
-                said = "\n".join(printable(line) for line in made.stderr.strip().splitlines()[-TAIL:])
-                raise InputError(
-                    f"uv could not install {' '.join(packages)}:\n{said}", hint="choose versions that agree"
+    with _INSTALLING:
+        if not done.exists():
+            on_event(f"installing {' '.join(packages)}")
+            for command in (
+                [uv, "venv", "--clear", "--python", interpreter, str(folder)],
+                [uv, "pip", "install", "--python", str(python), *wanted],
+            ):
+                made = subprocess.run(
+                    command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
                 )
-        done.touch()
+                if made.returncode:
+                    said = "\n".join(printable(line) for line in made.stderr.strip().splitlines()[-TAIL:])
+                    raise InputError(
+                        f"uv could not install {' '.join(packages)}:\n{said}",
+                        hint="choose versions that agree",
+                    )
+            done.touch()
     return str(python), "-P"
 
 

@@ -63,7 +63,10 @@ def limits_of(text: str) -> tuple[Limits, bool]:
     """
     found: dict[str, float] = {}
     is_strict = False
-    words = shlex.split(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as wrong:
+        raise InputError(f"MESHWRIGHT_GATE cannot be read: {wrong}", hint="close its quotes") from None
     while words:
         word = words.pop(0)
         if word == "--strict":
