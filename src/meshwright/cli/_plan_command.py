@@ -247,9 +247,8 @@ def _more(made: Plan, toml: Path | None, html: Path | None, config: str) -> str:
     """Return what to do with the plan."""
     words = [] if html else ["Pictures: --html FILE."]
     if made.winner is None:
-        return " ".join(
-            [*words, *([] if toml is None else [f"{toml} is not written: nothing was found that fits."])]
-        )
+        words += [] if toml is None else [f"{toml} is not written: nothing was found that fits."]
+        return " ".join(words)
     if toml is None and ":" in config:
         return " ".join(words)
     if toml is None:
