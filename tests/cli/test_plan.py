@@ -115,6 +115,23 @@ def test_where_nothing_fits_no_file_is_written_and_none_is_named_to_train(tmp_pa
     assert not any(tmp_path.iterdir())
 
 
+STEP = """import jax
+import jax.numpy as jnp
+
+def build(mesh):
+    step = jax.jit(lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w))
+    return step, (jnp.ones((64, 64)), jnp.ones((8, 64)))
+"""
+
+
+def test_a_function_is_not_said_to_be_a_run_to_train(tmp_path):
+    (tmp_path / "own.py").write_text(STEP)
+    options = ["--on", "1xH100", "--budget", "0.1", "--toml", "best.toml"]
+    done = run("own.py:build", *options, cwd=tmp_path)
+    assert (done.status, "own.py:build is not a configuration" in done.talk) == (2, True)
+    assert "meshwright train" not in done.output
+
+
 @pytest.fixture(scope="module")
 def emitted(tmp_path_factory):
     """A folder with a planned run of two steps on own text, and its job files."""

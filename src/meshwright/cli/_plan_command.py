@@ -249,7 +249,7 @@ def _more(made: Plan, toml: Path | None, html: Path | None, config: str) -> str:
     if made.winner is None:
         words += [] if toml is None else [f"{toml} is not written: nothing was found that fits."]
         return " ".join(words)
-    if toml is None and ":" in config:
+    if isinstance(made.config, str):  # a function, which `train` does not run
         return " ".join(words)
     if toml is None:
         return " ".join([*words, f"A file to train it: --toml {Path(config).stem}-plan.toml"])
