@@ -289,3 +289,13 @@ def test_update_renews_limits_that_are_tables_of_their_own(file):
     file.write_text(f'{text}data = "+1 %"\n[budget.small.traffic.fsdp]\nallow = "0"\n')
     assert checked(update=True).status == 0
     assert checked().status == 0
+
+
+def test_the_ends_of_lines_of_windows_stay(tmp_path, monkeypatch):
+    done, _ = added(tmp_path, FILE.replace("\n", "\r\n"))
+    assert done.status == 0, done.talk
+    monkeypatch.chdir(tmp_path)
+    checked(update=True)
+    content = (tmp_path / "meshwright.toml").read_bytes()
+    assert content.count(b"\r\n") == content.count(b"\n") > FILE.count("\n")
+    assert b"\r\r" not in content

@@ -21,7 +21,8 @@ from typing import Any, cast
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import absent, not_installed
-from meshwright.files import parsed_toml, read_text, reason
+from meshwright.files import MOST_JSON_BYTES, parsed_toml, read_bytes, read_text, reason
+from meshwright.reportable import write_result
 from meshwright.units import parse_bytes
 
 from ._difference import BYTES, FLOPS, SECONDS, amount_words
@@ -135,6 +136,16 @@ def budget_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {reason(error)}", hint="write it as TOML") from error
     return text
+
+
+def write_budgets(path: Path, text: str) -> None:
+    """Write the text of a file of budgets, with the ends of lines that the file has.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    is_windows = path.is_file() and b"\r\n" in read_bytes(path, MOST_JSON_BYTES)
+    write_result(path, text.replace("\n", "\r\n") if is_windows else text)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

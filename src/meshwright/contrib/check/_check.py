@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import read_text
-from meshwright.reportable import Reportable, write_result
+from meshwright.reportable import Reportable
 
 from ._budgets import (
     Budget,
@@ -25,6 +25,7 @@ from ._budgets import (
     measured,
     read_budgets,
     updated_text,
+    write_budgets,
 )
 from ._difference import LINES_OF_FLOPS, LINES_OF_MEMORY, LINES_OF_TRAFFIC, Difference, difference_of
 from ._figures import IDLE, Figures, Place
@@ -223,7 +224,7 @@ def check(
         made = Check(file=file, budgets=tuple(side_by_side.map(one, chosen)), against=against)
     if update:
         figures = {each.budget.name: each.figures for each in made.budgets if each.figures is not None}
-        write_result(file, updated_text(read_text(file), figures))
+        write_budgets(file, updated_text(read_text(file), figures))
         fresh = {budget.name: budget for budget in read_budgets(file)}
         renew = partial(_held, before=None)
         return replace(

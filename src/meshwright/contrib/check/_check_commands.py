@@ -128,7 +128,7 @@ def _add(path: Path, init: list[str]) -> list[str]:
     """Add budgets without figures to a file, which is made if there is none, and return their names."""
     import shlex
 
-    from ._budgets import budget_text, with_new
+    from ._budgets import budget_text, with_new, write_budgets
 
     text = budget_text(path) if path.exists() else ""
     names: list[str] = []
@@ -141,7 +141,7 @@ def _add(path: Path, init: list[str]) -> list[str]:
             raise InputError("--init names nothing to weigh", hint='--init "llama3-8b --on 8xH100"')
         names.append(" ".join(split).replace("--on ", "on "))
         text = with_new(text, names[-1], tuple(split))
-    write_result(path, text)
+    write_budgets(path, text)
     return names
 
 
