@@ -223,6 +223,9 @@ def test_in_a_workflow_the_summary_is_written(file, monkeypatch, tmp_path, meshw
     assert summary.read_text().startswith("<!-- meshwright check -->")
     assert (tmp_path / "comment.md").read_text() == summary.read_text()
     assert {"junit.xml", "out.sarif"} <= {path.name for path in tmp_path.iterdir()}
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no/summary.md"))
+    done = meshwright("check")
+    assert (done.status, "note: no summary was written to" in done.talk) == (2, True)
 
 
 def test_a_line_that_only_moved_did_not_grow_and_a_time_has_no_place(file):

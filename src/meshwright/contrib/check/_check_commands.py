@@ -155,5 +155,8 @@ def _write(made: Check, junit: Path | None, sarif: Path | None, comment: Path | 
     if os.environ.get("GITHUB_ACTIONS") == "true":
         typer.echo(annotations_of(made), err=True, nl=False)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with open(summary, "a", encoding="utf-8") as file:
-                file.write(comment_of(made) or f"{made.line}\n")
+            try:
+                with open(summary, "a", encoding="utf-8") as file:
+                    file.write(comment_of(made) or f"{made.line}\n")
+            except OSError as refused:  # as in a container that lacks the runner's folder
+                typer.echo(f"note: no summary was written to {summary}: {refused.strerror}", err=True)
