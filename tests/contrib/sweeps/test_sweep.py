@@ -54,10 +54,14 @@ def test_a_run_that_diverges_is_listed_with_the_reason_and_the_others_go_on(made
     assert not made.stopped
 
 
-def test_folders_of_other_runs_are_left_alone(tmp_path):
+def test_folders_of_other_runs_are_left_alone_and_a_broken_measurement_is_made_again(tmp_path):
     (tmp_path / "8b-20261130-120000").mkdir()
     swept = mw.sweep("linear", ["optimizer.learning_rate=0.1,0.2"], on="1xCPU", steps=1, folder=tmp_path)
     assert [run.folder.name for run in swept.runs] == ["0001-learning_rate=0.1", "0002-learning_rate=0.2"]
+    (swept.runs[0].folder / "measurement.json").write_text("{")  # as a crash of the machine may leave it
+    again = mw.sweep("linear", ["optimizer.learning_rate=0.1,0.2"], on="1xCPU", steps=1, folder=tmp_path)
+    assert [run.earlier for run in again.runs] == [False, True]
+    assert [run.held_out_loss for run in again.runs] == [run.held_out_loss for run in swept.runs]
 
 
 def test_folders_are_numbered_and_say_the_values(made):

@@ -241,7 +241,7 @@ def _finished(
     try:
         was = json.loads((folder / "config.json").read_text("utf-8"))
         measured = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (FileNotFoundError, InputError, ValueError, RecursionError):  # a broken one is made again
         return None
     if measured.interrupted:
         return None
