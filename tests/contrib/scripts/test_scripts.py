@@ -333,6 +333,22 @@ def test_a_script_without_a_step_is_refused_in_words(text, words, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fails", "own.py:fails() failed at "),
+        ("ends", "the process of own.py:ends ended with status 3 "),
+    ],
+)
+def test_a_function_that_gives_no_step_is_named_first(name, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    functions = "def fails():\n    raise RuntimeError('x')\n\ndef ends():\n    os._exit(3)\n"
+    (tmp_path / "own.py").write_text(f"import os\n\n{functions}")
+    with pytest.raises(mw.InputError) as refused:
+        mw.weigh(f"own.py:{name}", on="1xCPU")
+    assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize(
     ("command", "words"),
     [
         (["torchrun", "train.py"], "'torchrun train.py' runs no Python script"),

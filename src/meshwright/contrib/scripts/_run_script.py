@@ -112,7 +112,7 @@ def run_script(
         answer_text = from_child(folder / "answer.json")
         last = "".join(f"\n    {line}" for line in last_lines(said, LAST_LINES))
         last = f". Its last lines:{last}" if last else ""
-        script = " ".join(request.command)
+        script = " ".join(request.command) or request.function
         if status is None:
             raise InputError(
                 f"{script} did not come to its second training step in {time_limit_seconds:.0f} s{last}",
@@ -126,7 +126,9 @@ def run_script(
         answer = ScriptAnswer.from_json(answer_text)
         if answer.error:
             last = last if answer.shows_output else ""
-            raise InputError(f"{script}: {answer.error}{last}", hint=answer.hint)
+            is_named = request.function and request.function in answer.error
+            what = f"{answer.error if is_named else f'{script}: {answer.error}'}{last}"
+            raise InputError(what, hint=answer.hint)
         return answer, [
             {Path(name).name: _text(folder, name) for name in each.files} for each in answer.candidates
         ]
