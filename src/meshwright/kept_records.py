@@ -250,12 +250,13 @@ class KeptRun:
         """Add how the session ended, and what was measured."""
         losses, held_out, timed = measurement.losses, measurement.held_out_losses, measurement.step_seconds
         state = "stopped" if measurement.interrupted else "finished"
+        has_last = bool(held_out) and (measurement.interrupted or measurement.steps in held_out)
         self._end(
             state,
             measurement.signal,
             step=measurement.steps,
             loss=losses[max(losses)] if losses else None,
-            held_out_loss=held_out[max(held_out)] if held_out else None,
+            held_out_loss=held_out[max(held_out)] if has_last else None,  # None: it was not finite
             step_seconds=None if timed is None else timed.median,
             tokens_per_second=measurement.tokens_per_second,
             peak_bytes=measurement.peak_bytes,

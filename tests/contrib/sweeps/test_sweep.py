@@ -54,6 +54,17 @@ def test_a_run_that_diverges_is_listed_with_the_reason_and_the_others_go_on(made
     assert not made.stopped
 
 
+def test_a_run_whose_last_held_out_loss_is_not_finite_has_none(tmp_path):
+    rates = "optimizer.learning_rate=1e38,0.1"
+    made = mw.sweep("linear", [rates], on="1xCPU", steps=1, folder=tmp_path)
+    lost, best = made.runs
+    assert (lost.held_out_loss, lost.failed) == (None, "the held-out loss after the last step is not finite")
+    assert made.best is best
+    (session,) = json.loads((lost.folder / "run.json").read_text())["sessions"]
+    assert session["held_out_loss"] is None
+    assert mw.sweep("linear", [rates], on="1xCPU", steps=1, folder=tmp_path).best.values == best.values
+
+
 def test_folders_of_other_runs_are_left_alone_and_a_broken_measurement_is_made_again(tmp_path):
     (tmp_path / "8b-20261130-120000").mkdir()
     swept = mw.sweep("linear", ["optimizer.learning_rate=0.1,0.2"], on="1xCPU", steps=1, folder=tmp_path)

@@ -250,15 +250,16 @@ def _finished(
     if was != config.model_dump(mode="json") or measured.steps != wanted:
         what = f"{measured.steps} steps" if measured.steps != wanted else "another configuration"
         raise InputError(f"{folder} holds a run of {what}", hint="name another folder, or repeat that sweep")
+    held_out = measured.held_out_losses.get(measured.steps)  # only finite ones are kept, of any step
     return SweepRun(
         values=values,
         folder=folder,
         steps=measured.steps,
-        held_out_loss=measured.held_out_losses[max(measured.held_out_losses)],
-        loss=measured.losses[max(measured.losses)],
+        held_out_loss=held_out,
+        loss=measured.losses.get(measured.steps),
         step_seconds=measured.step_seconds.median if measured.step_seconds else None,
         tokens_per_second=measured.tokens_per_second,
-        failed="",
+        failed="" if held_out is not None else "the held-out loss after the last step is not finite",
         earlier=earlier,
     )
 

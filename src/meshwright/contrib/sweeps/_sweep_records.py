@@ -20,7 +20,8 @@ class SweepRun:
     """One run of a sweep: its values by key as text, and its results.
 
     `held_out_loss` (nats) is measured after the last step; `loss` is that of the last step. Both are None if
-    the run did not finish, and `failed` says why. `earlier`: the run existed already and was not repeated.
+    the run did not finish, and the former also if it is not finite; `failed` says why. `earlier`: the run
+    existed already and was not repeated.
     """
 
     values: dict[str, str]
