@@ -140,6 +140,14 @@ def test_the_cache_is_measured_in_all_its_folders(tmp_path):
     assert _doctor._folder_bytes(tmp_path / "absent") == 0
 
 
+def test_a_file_of_the_cache_that_may_not_be_seen_counts_nothing(meshwright, answers, monkeypatch, tmp_path):
+    answers()
+    (tmp_path / "y").write_bytes(b"123")
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
+    assert meshwright("doctor", "--json").json["cache"]["num_bytes"] == 3
+
+
 CALIBRATION = Calibration(
     matmul_flops_per_second={"fp32": 1e11},
     memory_bytes_per_second=2e10,

@@ -194,11 +194,11 @@ def _cache() -> dict[str, Any]:
 
 
 def _folder_bytes(root: Path) -> int:
-    """Return the bytes of all files below `root`; a file that another process removes meanwhile counts 0."""
+    """Return the bytes of all files below `root`; one that is gone meanwhile or may not be seen counts 0."""
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += os.stat(os.path.join(folder, name)).st_size
     return total
 
