@@ -103,7 +103,7 @@ def _in_words(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command that refuses unknown and repeated options, and empty file names, in words."""
+    """A command that refuses unknown and repeated options, and empty arguments and file names, in words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the arguments and options."""
@@ -113,7 +113,7 @@ class Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            InputError: there is no such option, one with one value is given twice, or a file has no name.
+            InputError: there is no such option, one with one value is given twice, or a name is empty.
         """
         given = list(args)
         try:
@@ -133,10 +133,14 @@ class Command(TyperCommand):
                     f"{option.opts[0]} is given {times} times, and takes one value",
                     hint=f"keep one of them; {option.opts[0]} {values[option.name]} was the last",
                 )
-            if values.get(option.name) == "" and isinstance(ctx.params.get(option.name), Path):
-                is_option = isinstance(option, TyperOption)
+            is_option, given_value = isinstance(option, TyperOption), values.get(option.name)
+            is_path = isinstance(ctx.params.get(option.name), Path)
+            if given_value in ("", ("",), [""]) and (is_path or not is_option):
                 name = option.opts[0] if is_option else option.metavar or option.opts[0]
-                raise InputError(f"{name} is empty", hint="name a file or a folder")
+                hint = (
+                    "name a file or a folder" if is_path else "name one; a variable of the shell may be empty"
+                )
+                raise InputError(f"{name} is empty", hint=hint)
         return rest
 
 
