@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.compiler import Compiled
+from meshwright.compiler import Compiled, digest_of_sources
 from meshwright.hardware import Fleet, MeasuredRuns
 from meshwright.ledger import MultiplyAdds, executions_in, ledger_of, register_call
 from meshwright.ledger import _work_rules as _rules
@@ -150,3 +150,8 @@ print(json.dumps({**found, **fields}))
     expected = cold.to_dict()
     del expected["compile"]
     assert json.dumps(found) == json.dumps(expected)
+
+
+def test_a_digest_of_sources_that_are_not_there_is_refused():
+    with pytest.raises(FileNotFoundError):
+        digest_of_sources(("ledger", "no_such_room"))

@@ -87,7 +87,11 @@ class _SelectiveScan(torch.autograd.Function):
 
 @contextlib.contextmanager
 def fused_scans(note: Callable[[str], None]) -> Iterator[None]:
-    """Run the selective scans of `transformers` as their kernel in the block; `note` is told of them."""
+    """Run the selective scans of `transformers` as their kernel in the block.
+
+    Args:
+        note: called with `NOTE` for each scan that runs.
+    """
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.models.") and NAME in vars(module):
