@@ -134,6 +134,7 @@ def test_set_may_be_given_again_and_a_flag_repeated(meshwright):
         (["weigh", "linear", "--on", "8xH100", "--trace", "no/t.json"], "cannot write no/t.json: No such"),
         (["weigh", "linear", "--on", "8xH100", "--longest", "--price", "2"], "--price is not read beside it"),
         (["weigh", "linear", "--on", "8xH100", "--longest", "--largest-batch"], "--longest is not read"),
+        (["weigh", "linear", "--on", "8xH100", "--longest", "--spares", "2"], "--spares is not read beside"),
         (["weigh", "linear", "--on", "8xH100", "--longest", "--as", "jax"], "--as is not read beside it"),
         (["check", "--junit", "no/junit.xml"], "cannot write no/junit.xml: No such"),
         (["train", "linear", "--folder", ""], "--folder is empty"),

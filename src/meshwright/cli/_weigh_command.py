@@ -245,7 +245,8 @@ def weigh(
     run = {"tokens": tokens, "tokens_per_step": tokens_per_step, "price_per_device_hour": price}
     if longest or largest_batch:
         flags = {"check": check, "simulate": simulate, "explain": explains, "longest": longest}
-        others = options | run | flags | {"html": html, "trace": trace, "start": operations}
+        others = options | run | flags | {"html": html, "trace": trace}
+        others |= {name: getattr(operations, name, None) for name in FINISH_OPTIONS}
         of, changed = _searched(largest_batch, others), with_lora(overrides, lora)
         return _changes_room().answer_largest(config, of, on, layout, changed, as_json, verbose)
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
@@ -279,7 +280,7 @@ def _searched(is_of_batch: bool, others: dict[str, Any]) -> str:
     search = "largest-batch" if is_of_batch else "longest"
     for name, value in others.items():
         option = f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
-        if value and name != search:
+        if value is not None and value is not False and name != search:
             what = f"--{search} searches what fits, and {option} is not read beside it"
             raise InputError(what, hint=f"leave {option} out; then weigh what it finds with {option}")
     return "batch" if is_of_batch else "sequence_length"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from functools import cache
 from xml.etree import ElementTree
@@ -292,6 +294,30 @@ def test_update_renews_limits_that_are_tables_of_their_own(file):
     file.write_text(f'{text}data = "+1 %"\n[budget.small.traffic.fsdp]\nallow = "0"\n')
     assert checked(update=True).status == 0
     assert checked().status == 0
+
+
+def test_a_disk_that_is_full_leaves_the_budgets_as_they_were(file, monkeypatch):
+    before, write = file.read_text(), type(file).write_text
+
+    def full(path, text, *how):
+        write(path, text[: len(text) // 2], *how)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(type(file), "write_text", full)
+    with pytest.raises(InputError, match="No space left"):
+        checked(update=True)
+    assert file.read_text() == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_link_to_the_budgets_stays_one(file):
+    kept = file.rename(file.with_name("kept.toml"))
+    file.symlink_to(kept)
+    kept.chmod(0o640)
+    assert checked(update=True).status == 0
+    assert file.is_symlink()
+    assert "was = " in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o640
 
 
 def test_the_ends_of_lines_of_windows_stay(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def test_each_way_to_ask_slurm_for_devices(gated, options, fleet):
     ("options", "words"),
     [
         ("--gres=gpu:8", "asks for 8 devices and does not say of which kind"),
+        ("--gres=gpu:a100:4,gpu:h100:4", "devices of several kinds on one host"),
         ("--nodes=2", "does not say how many devices a host has"),
         ("--gpus=3 --nodes=2", "does not share out evenly"),
         ("--nodes=2-4 --gpus-per-node=8", "leaves open how many hosts"),

@@ -12,8 +12,11 @@ shell.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,6 @@ from typing import Any, cast
 from meshwright.errors import InputError, nearest_name
 from meshwright.extras import absent, not_installed
 from meshwright.files import MOST_JSON_BYTES, parsed_toml, read_bytes, read_text, reason
-from meshwright.reportable import write_result
 from meshwright.units import parse_bytes
 
 from ._difference import BYTES, FLOPS, SECONDS, amount_words
@@ -139,13 +141,25 @@ def budget_text(path: Path) -> str:
 
 
 def write_budgets(path: Path, text: str) -> None:
-    """Write the text of a file of budgets, with the ends of lines that the file has.
+    """Write the text of a file of budgets completely or not at all, with the ends of lines that the file has.
 
     Raises:
         InputError: it cannot be written.
     """
-    is_windows = path.is_file() and b"\r\n" in read_bytes(path, MOST_JSON_BYTES)
-    write_result(path, text.replace("\n", "\r\n") if is_windows else text)
+    place = path.resolve()  # what a link names
+    is_windows = place.is_file() and b"\r\n" in read_bytes(place, MOST_JSON_BYTES)
+    making = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        making.write_text(text.replace("\n", "\r\n") if is_windows else text, "utf-8")
+        if place.exists():
+            shutil.copymode(place, making)
+        os.replace(making, place)
+    except OSError as refused:
+        hint = "it needs a folder that can be written, and room on its disk"
+        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+    finally:
+        with contextlib.suppress(OSError):
+            making.unlink(missing_ok=True)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

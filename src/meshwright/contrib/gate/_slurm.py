@@ -153,9 +153,11 @@ def _devices(file: str, values: Mapping[str, str]) -> tuple[int, int | None, str
 def _counted(file: str, key: str, text: str) -> tuple[str, int]:
     """Return the chip and the number that an option asks for: "gpu:h100:8", "h100:8", "8"."""
     if key == "gres":
-        for part in re.split(r",(?![^()]*\))", text):
-            if found := _DEVICE.fullmatch(part.strip()):
-                return chip_of(found[1] or ""), int(found[2] or 1)
-        return "", 0
+        parts = re.split(r",(?![^()]*\))", text)
+        devices = [found for part in parts if (found := _DEVICE.fullmatch(part.strip()))]
+        if len(devices) > 1:
+            what = f"{file}: --gres={text[:80]} asks for devices of several kinds on one host"
+            raise InputError(what, hint="one program runs on one kind: ask for one, as --gres=gpu:h100:8")
+        return (chip_of(devices[0][1] or ""), int(devices[0][2] or 1)) if devices else ("", 0)
     name, sign, count = text.strip().rpartition(":")
     return (chip_of(name) if sign else ""), whole(file, f"--{key}", count)
