@@ -130,6 +130,7 @@ def test_changes_print_as_their_table_and_stay_a_tuple():
     assert json.loads(changes.to_json())["changes"] == [change.to_dict() for change in changes]
 
 
+@pytest.mark.once
 def test_a_run_emits_one_stream_of_events_and_prints_as_its_report(tmp_path):
     events: list[object] = []
     run = mw.train("linear", on="1xCPU", steps=12, folder=tmp_path / "run", on_event=events.append)
@@ -145,6 +146,7 @@ def test_a_run_emits_one_stream_of_events_and_prints_as_its_report(tmp_path):
         mw.reconcile(tmp_path / "no-run")
 
 
+@pytest.mark.once
 def test_a_sweep_takes_values_as_a_dict_and_prints_as_its_table(tmp_path):
     events: list[object] = []
     over = {"optimizer.learning_rate": [0.1, 0.01], "seed": 3}

@@ -15,7 +15,7 @@ from meshwright.sharding import mesh_of
 from meshwright.trainer.data import open_data
 from meshwright.trainer.step import build_step
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.once]
 
 SIZES = (
     *("data.source=synthetic", "precision=fp32", "model.vocab_size=61", "model.embed_dim=32"),

@@ -345,6 +345,7 @@ def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, 
         assert made.best.config.layer_loop == "unroll"
 
 
+@pytest.mark.once
 def test_the_program_without_its_loop_takes_no_more_time_than_is_left(monkeypatch, forked_workers):
     """Forty-eight layers of experts took a minute more than the budget, which candidates may."""
     limits = []
@@ -385,6 +386,7 @@ def test_where_the_bounds_leave_nothing_it_does_not_blame_the_budget(name, on, w
     assert made.ended == "none can fit"
 
 
+@pytest.mark.once
 def test_when_its_time_is_over_a_plan_looks_for_nothing_more(monkeypatch, forked_workers):
     """A plan of 60 s reckoned larger fleets for five minutes, with -0.9 s left to try them in."""
     passed, searches = [0.0], set()

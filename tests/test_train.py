@@ -81,6 +81,7 @@ def test_a_deterministic_program_is_weighed_as_it_is_run(config, is_another):
     assert (repeats.compiled.fingerprint != plain.compiled.fingerprint) == is_another
 
 
+@pytest.mark.once
 def test_the_report_grows_while_the_run_goes_on(tmp_path, monkeypatch):
     from meshwright.api import _train
 
@@ -120,6 +121,7 @@ def test_the_curve_is_there_while_the_run_goes_on_and_its_page_loads_itself_agai
     assert "page" in run.measurement.seconds_by_phase
 
 
+@pytest.mark.once
 def test_images_and_rows_are_not_called_tokens(tmp_path):
     rates: list[str] = []
 
@@ -190,6 +192,7 @@ def test_a_run_that_another_process_writes_is_left_alone(run, tmp_path):
     assert (folder / "config.json").read_bytes() == before
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("when", ["while it runs", "at its end"])
 def test_what_the_disk_refuses_ends_no_run_and_is_told_once(tmp_path, monkeypatch, when):
     """The page that is due each minute, and all that is written when the run is over."""

@@ -54,6 +54,7 @@ def test_weighed_a_master_copy_is_four_bytes_for_each_parameter_in_bf16():
     assert {(a.role, a.dtype, a.host) for a in copies} == {("optimizer_state", "float32", True)}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "axes",
     [{"data": 2, "fsdp": 2, "tensor": 2}, pytest.param({"stage": 2, "data": 2}, marks=pytest.mark.wide)],

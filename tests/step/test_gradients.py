@@ -162,6 +162,7 @@ def test_gradients_all_in_fp32_cross_fsdp_and_data_in_four_bytes_and_weights_sti
 STAGE_FSDP_CONTEXT = ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_sequences=2",))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("layout", "more"),
     [

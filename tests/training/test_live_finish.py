@@ -12,6 +12,8 @@ import meshwright.api._train as train_module
 from meshwright.contrib.finishing import LiveFinish, OwnHistory
 from meshwright.trainer.loop import CheckpointSaved, Evaluated, FinishEstimated, Noticed, StepDone
 
+pytestmark = pytest.mark.once  # days and faults, whatever made the steps
+
 OFTEN = {"checkpoint.every_steps": 2}  # a run on a CPU waits for its first checkpoint
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 

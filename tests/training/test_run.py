@@ -29,6 +29,7 @@ def test_the_same_seed_twice_is_bitwise_equal(one_device, one_device_again):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.once
 def test_eight_devices_and_one_agree_in_their_losses(one_device, eight_devices):
     for name in ("losses", "held_out_losses"):
         one, eight = (getattr(run.measurement, name) for run in (one_device, eight_devices))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import meshwright as mw
 
 SCRIPT = """import jax
@@ -56,6 +58,7 @@ rmdir "$0.busy"
 """
 
 
+@pytest.mark.once
 def test_two_sides_with_the_same_packages_share_one_environment(tmp_path, monkeypatch):
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)

@@ -260,6 +260,7 @@ def test_shared_experts_are_an_mlp_of_their_width_beside(context):
     np.testing.assert_allclose(found, wanted + 0.1 * metrics["balancing_loss"], rtol=FLOAT32)
 
 
+@pytest.mark.once
 def test_the_balancing_loss_is_none_of_the_held_out_loss(context):
     run = dataclasses.replace(context(), training=False)
     parameters = values(Transformer(BASE).parameters())

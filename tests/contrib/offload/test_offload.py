@@ -139,6 +139,7 @@ def test_a_devices_memory_falls_by_what_the_hosts_memory_then_holds(kept, offloa
     assert parts["host-transfer"] == pytest.approx(2 * on_host / link, rel=0.01)  # to the host and back
 
 
+@pytest.mark.once
 def test_a_devices_memory_falls_by_the_layers_that_the_hosts_memory_then_holds():
     """By hand: 4 bytes for each parameter of the blocks. The update fetches one layer after another."""
     moments, state = weighed("optimizer"), weighed("state")

@@ -246,6 +246,7 @@ CASES = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("axes", "num_microbatches", "model", "more"), CASES)
 def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, model, more, mesh, run_of, alone):
     value, gradient = alone(run_of(num_microbatches, *model), mesh())

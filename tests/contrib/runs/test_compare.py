@@ -62,6 +62,7 @@ def test_a_plan_is_kept_with_its_candidates_and_compared_by_its_best(store: Path
     assert made.settings == {}
 
 
+@pytest.mark.once
 def test_real_runs_are_listed_with_prediction_and_end_and_compared_by_settings_and_curves(store: Path):
     mw.train("linear", on="1xCPU", steps=4, folder=Path("runs/good"))
     changed = ["optimizer.learning_rate=1e30"]

@@ -155,6 +155,7 @@ def test_loss_gradients_and_running_statistics_are_pytorchs(theirs, context):
     jax.tree.map(np.testing.assert_array_equal, after.state, outcome.state)
 
 
+@pytest.mark.once
 def test_eight_devices_give_what_one_gives(context):
     parameters, state, batch = given()
     (value, outcome), gradients = alone(context())
