@@ -216,6 +216,8 @@ def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
         (["--emit", "pbs", "--toml", "x.toml"], "'pbs' is not known"),
         (["--emit", "slurm"], "needs the run"),
         (["--emit", "slurm", "--toml", "x.sbatch"], "hint: name it x.toml;"),
+        (["--emit", "slurm", "--toml", "x.toml", "--on", "8xCPU"], "one machine's simulated devices"),
+        (["--emit", "slurm", "--toml", "x.toml", "--on", "v5p-64"], "comes in whole slices"),
         (["--toml", "no/x.toml"], "cannot write no/x.toml: No such file or directory"),
         (["--html", "."], "cannot write .: Is a directory"),
         (["--fix", "tensor"], "cannot read"),
@@ -224,7 +226,9 @@ def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
     ],
 )
 def test_wrong_options_end_with_status_2_and_words(options, words, tmp_path):
-    done = run("bytes-nano", "--on", "16xH100", *options, cwd=tmp_path)
+    fleet = [] if "--on" in options else ["--on", "16xH100"]
+    done = run("bytes-nano", *fleet, *options, cwd=tmp_path)
     assert done.status == 2
     assert words in done.talk
     assert "hint:" in done.talk
+    assert not (tmp_path / "x.toml").exists()

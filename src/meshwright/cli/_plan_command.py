@@ -120,6 +120,7 @@ def plan(
     _check_files(toml, html, emit, image)
     from meshwright import RunLength
     from meshwright.programs import program_named
+    from meshwright.registry import registered
 
     keep_from_gpu(as_, on)
     length = RunLength(
@@ -137,6 +138,8 @@ def plan(
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
+    if emit is not None:
+        registered(JOB_KINDS)[emit].check_chip(on)
     say_readings(config, on, None)
     if as_ is None and (data is not None or toml is not None):
         program = _run_to_plan(config, data, common, emit) or program

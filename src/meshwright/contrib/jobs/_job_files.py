@@ -45,6 +45,12 @@ class JobKind:
         """Return the text of the job file; `order`: as for `job_file`."""
         return job_file(self.name, **order)
 
+    def check_chip(self, on: str) -> None:
+        """Raise an `InputError`, before a fleet is planned, if this scheduler has none of its chips."""
+        from meshwright.hardware import Fleet
+
+        _check_chip(self.name, Fleet.parse(on))
+
 
 def job_file(
     kind: str,
@@ -84,9 +90,7 @@ def job_file(
     """
     if kind not in KINDS:
         raise InputError(f"no job file is of the kind {kind!r}", hint=nearest_name(kind, KINDS))
-    if fleet.chip.platform == "cpu":
-        what = f"{fleet.name} is one machine's simulated devices, for which no scheduler is asked"
-        raise InputError(what, hint=f"run it here: `meshwright train CONFIG --on {fleet.name}`")
+    _check_chip(kind, fleet)
     for what, value in (("number of steps", steps), ("time limit in hours", hours)):
         if value is not None and value < 1:
             raise InputError(f"the {what} is {value}", hint="give at least 1")
@@ -108,11 +112,17 @@ def job_file(
     return KINDS[kind].text_of(job)
 
 
+def _check_chip(kind: str, fleet: Fleet) -> None:
+    if fleet.chip.platform == "cpu":
+        what = f"{fleet.name} is one machine's simulated devices, for which no scheduler is asked"
+        raise InputError(what, hint=f"run it here: `meshwright train CONFIG --on {fleet.name}`")
+    if kind == "slurm" and fleet.chip.slices is not None:
+        what = f"no job file for Slurm: {fleet.chip.name} comes in whole slices, which Google rents out"
+        raise InputError(what, hint="use the kind k8s, for Google Kubernetes Engine")
+
+
 def _slurm_file(job: Job) -> str:
     fleet, chip = job.fleet, job.fleet.chip
-    if chip.slices is not None:
-        what = f"no job file for Slurm: {chip.name} comes in whole slices, which Google rents out"
-        raise InputError(what, hint="use the kind k8s, for Google Kubernetes Engine")
     whole = fleet.chips_per_host >= chip.chips_per_host
     # The whole host brings all of its cores and memory. A part of one needs a number, which is a guess.
     cores = ["--exclusive", "--mem=0"] if whole else ["--cpus-per-task=8"]
