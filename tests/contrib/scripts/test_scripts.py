@@ -348,12 +348,24 @@ def test_a_function_that_gives_no_step_is_named_first(name, words, tmp_path, mon
     assert str(refused.value).startswith(words)
 
 
+def test_what_is_read_in_a_branch_on_the_line_of_its_test_branches_on_nothing(tmp_path, forked_workers):
+    text = """
+    for at in range(3):
+        w, value = step(w, x)
+        if at % 10 == 0: print(float(value))
+    """
+    words = assumed(mw.weigh(mw.script(*script(tmp_path, text)), on="1xCPU"))
+    assert "float is read on the host at" in words
+    assert "branches on it" not in words
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (["torchrun", "train.py"], "'torchrun train.py' runs no Python script"),
         (["python", "-u", "train.py"], "runs no Python script"),
         (["python", "no_such.py"], "no file no_such.py"),
+        (["python", "step.ipynb"], "runs no Python script\n.*jupyter nbconvert --to script step.ipynb"),
         ([], "runs no Python script"),
     ],
 )
