@@ -587,6 +587,23 @@ def test_a_script_of_pytorch_does_not_run_and_hears_what_to_write(tmp_path, laun
     assert "`meshwright weigh weigh_model.py:build --on 8xH100`" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        ("DDP(torch.compile(Net(64).to(rank)), device_ids=[rank])", "torch.compile(Net(64))"),
+        ("torch.nn.parallel.DistributedDataParallel(Net(64).cuda())", "Net(64)"),
+        ("Net(64).to('cuda', dtype=torch.bfloat16).train()", "Net(64).to(torch.bfloat16)"),
+        ("Net(64).bfloat16().cuda()", "Net(64).bfloat16()"),
+    ],
+)
+def test_what_needs_devices_is_left_out_of_the_module_and_its_format_is_not(tmp_path, made, wanted):
+    file = tmp_path / "train.py"
+    file.write_text(TORCH.replace('Net(WIDTH).to("cuda")', made))
+    with pytest.raises(mw.InputError, match="trains with PyTorch") as error:
+        mw.weigh(mw.script(str(file)), on="8xH100")
+    assert f"module = {wanted}  # as train.py:10 makes it" in error.value.hint
+
+
 def test_a_script_that_loads_data_with_pytorch_and_trains_with_jax_runs(tmp_path, forked_workers):
     text = (
         "try:\n    import torch\nexcept ImportError:\n    pass\nfor _ in range(3):\n    w, value = step(w, x)"
