@@ -15,6 +15,8 @@ from .json_records import read_record
 from .ledger import Ledger
 from .predict import Busy, Prediction
 
+NO_BACKWARD = "Nothing requires a gradient: there is no backward pass"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMessage:

@@ -147,6 +147,22 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, content: str | None,
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("step.ipynb", "jupyter nbconvert --to script"),
+        ("job.sbatch", "meshwright gate"),
+        ("weights.safetensors", "a folder with a config.json"),
+    ],
+)
+def test_a_file_of_another_kind_says_what_to_do_with_it(tmp_path: Path, name: str, hint: str):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match=f"{name} is no configuration") as caught:
+        load_config(str(tmp_path / name))
+    assert hint in caught.value.hint
+    assert "known:" not in caught.value.hint
+
+
 def test_an_unknown_preset_or_file_names_the_nearest(tmp_path: Path):
     with pytest.raises(InputError, match=r"no preset is named 'llama3-9b'\n.*did you mean 'llama3-8b'"):
         load_config("llama3-9b")

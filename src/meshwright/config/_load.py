@@ -82,6 +82,10 @@ class RefusalWords(Protocol):
         """Return the start of a hint: the presets that an unknown name may mean."""
         ...
 
+    def file_hint(self, path: str) -> str:
+        """Return what to do with a file of another kind."""
+        ...
+
     def foreign_hint(self, tree: object) -> str:
         """Return a hint for JSON that is not a run's."""
         ...
@@ -269,6 +273,8 @@ def _read_preset(name: str) -> tuple[str, dict[str, Any]]:
     if name not in preset_names():
         if (run := model_room().run_of_published(name)) is not None:
             return run
+        if Path(name).is_file():
+            raise InputError(f"{name} is no configuration: {_ENDINGS}", hint=_words().file_hint(name))
         where = "no preset or folder" if "/" in name else "no preset"
         raise InputError(f"{where} is named {name!r}", hint=f"{_words().near_presets(name)} ({_ENDINGS})")
     tree = tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))

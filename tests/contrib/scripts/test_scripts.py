@@ -348,12 +348,24 @@ def test_a_function_that_gives_no_step_is_named_first(name, words, tmp_path, mon
     assert str(refused.value).startswith(words)
 
 
+def test_what_is_read_in_a_branch_on_the_line_of_its_test_branches_on_nothing(tmp_path, forked_workers):
+    text = """
+    for at in range(3):
+        w, value = step(w, x)
+        if at % 10 == 0: print(float(value))
+    """
+    words = assumed(mw.weigh(mw.script(*script(tmp_path, text)), on="1xCPU"))
+    assert "float is read on the host at" in words
+    assert "branches on it" not in words
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (["torchrun", "train.py"], "'torchrun train.py' runs no Python script"),
         (["python", "-u", "train.py"], "runs no Python script"),
         (["python", "no_such.py"], "no file no_such.py"),
+        (["python", "step.ipynb"], "runs no Python script\n.*jupyter nbconvert --to script step.ipynb"),
         ([], "runs no Python script"),
     ],
 )
@@ -573,6 +585,23 @@ def test_a_script_of_pytorch_does_not_run_and_hears_what_to_write(tmp_path, laun
     assert "module = Net(WIDTH)  # as train.py:10 makes it" in lines
     assert any('"inputs": (torch.randn(8, WIDTH),)' in line for line in lines)
     assert "`meshwright weigh weigh_model.py:build --on 8xH100`" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        ("DDP(torch.compile(Net(64).to(rank)), device_ids=[rank])", "torch.compile(Net(64))"),
+        ("torch.nn.parallel.DistributedDataParallel(Net(64).cuda())", "Net(64)"),
+        ("Net(64).to('cuda', dtype=torch.bfloat16).train()", "Net(64).to(torch.bfloat16)"),
+        ("Net(64).bfloat16().cuda()", "Net(64).bfloat16()"),
+    ],
+)
+def test_what_needs_devices_is_left_out_of_the_module_and_its_format_is_not(tmp_path, made, wanted):
+    file = tmp_path / "train.py"
+    file.write_text(TORCH.replace('Net(WIDTH).to("cuda")', made))
+    with pytest.raises(mw.InputError, match="trains with PyTorch") as error:
+        mw.weigh(mw.script(str(file)), on="8xH100")
+    assert f"module = {wanted}  # as train.py:10 makes it" in error.value.hint
 
 
 def test_a_script_that_loads_data_with_pytorch_and_trains_with_jax_runs(tmp_path, forked_workers):

@@ -128,6 +128,23 @@ def test_what_depends_on_the_data_is_told_with_its_operation_and_line(function, 
     assert error.hint.startswith("account the module with that part replaced")
 
 
+@pytest.mark.parametrize("weights", [None, torch.float32, torch.float16])
+def test_bins_that_are_as_many_as_is_asked_depend_on_no_data(weights):
+    """Rows are counted so for each expert; PyTorch's own shape is that of real numbers below the length."""
+    given = torch.tensor([0, 2, 2, 6])
+    heavy = None if weights is None else torch.ones(4, dtype=weights)
+    real, seen = torch.bincount(given, heavy, minlength=8), []
+
+    def count(x):
+        bins = torch.bincount(given, heavy, minlength=8)
+        seen.append((bins.shape, bins.dtype))
+        return x * bins.to(x.dtype)
+
+    counted(Does(count), X)
+    assert set(seen) == {(real.shape, real.dtype)}
+    assert "aten.bincount" in refused(Does(lambda x: x + torch.bincount(given).sum()), X).message
+
+
 def test_an_operation_without_a_fake_form_is_told_how_to_get_one():
     with torch.library._scoped_library("meshwright_test", "DEF") as library:
         library.define("secret(Tensor x) -> Tensor")

@@ -37,6 +37,14 @@ def narrowed():
 def nothing():
     return None
 
+def bare():
+    return nn.Linear(4, 4)
+
+MODULE = nn.Linear(4, 4)
+
+def moved():
+    return nn.Linear(4, 4).to("cpu"), torch.randn(2, 4)
+
 def without():
     return {"inputs": ()}
 
@@ -98,6 +106,9 @@ def test_the_function_makes_shapes_alone(made):
             "makers_of_modules:nothing returned a NoneType, with no module",
             "return (module, *inputs), or",
         ),
+        ("bare", "makers_of_modules:bare gives a module, Linear, and none", "let a function make it, and"),
+        ("MODULE", "makers_of_modules:MODULE is a Linear, a module, and no fun", "name a function: return"),
+        ("moved", "makers_of_modules:moved() failed at ", "it is called on the meta device"),
         (
             "without",
             "makers_of_modules:without returned a mapping of inputs, with no module",

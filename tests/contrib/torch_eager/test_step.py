@@ -259,6 +259,10 @@ def test_without_gradients_there_is_no_backward_pass():
     assert (found.forward, found.backward) == (512, 0)
     assert (found.rank.saved_activation_bytes, found.rank.gradients_bytes) == (0, 0)
     assert "Nothing requires a gradient: there is no backward pass" in found.assumptions
+    (warning,) = (
+        found.weighing.warnings
+    )  # a verdict on the forward pass alone must not pass for one on a step
+    assert warning == "Nothing requires a gradient: there is no backward pass, and training would fail"
     with torch.inference_mode():
         assert counted(layer, x).forward == 512
 
@@ -376,7 +380,7 @@ def test_an_optimizer_that_wants_a_closure_is_told_that_there_is_none():
         InputError, match=r"the optimizer failed inside PyTorch: TypeError.*closure"
     ) as raised:
         counted(nn.Linear(8, 8), torch.randn(4, 8), optimizer=torch.optim.LBFGS)
-    assert raised.value.hint == "the account calls its step() without a closure"
+    assert raised.value.hint.startswith("its step() is called without a closure: weigh one that needs none")
 
 
 @pytest.mark.gpu

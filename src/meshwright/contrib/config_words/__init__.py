@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._elsewhere import names_elsewhere as names_elsewhere
     from ._elsewhere import value_meant as value_meant
     from ._option_hints import option_hint as option_hint
+    from ._refusals import file_hint as file_hint
     from ._refusals import foreign_hint as foreign_hint
     from ._refusals import near_presets as near_presets
     from ._refusals import refusal as refusal

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -165,6 +166,25 @@ def near_presets(text: str) -> str:
     transformers = [name for name, model in models.items() if isinstance(model, TransformerModel)]
     closest = sorted(transformers, key=distance.__getitem__)[:2]
     return f"the nearest in size are {' and '.join(closest)}; a file may start from one and change its sizes"
+
+
+def file_hint(path: str) -> str:
+    """Return what to do with a file that is no configuration: a notebook, a job, or any other.
+
+    >>> file_hint("job.sbatch")
+    'for a job of a cluster: meshwright gate job.sbatch; for a script: meshwright weigh --on FLEET -- COMMAND'
+    """
+    shown = shlex.quote(path)
+    if path.endswith(".ipynb"):
+        script = shlex.quote(path.removesuffix(".ipynb") + ".py")
+        return (
+            "weigh its step in it: mw.weigh(mw.jax_step(step, *arguments), on='8xH100'); or make it a "
+            f"script: jupyter nbconvert --to script {shown}; meshwright weigh --on FLEET -- python {script}"
+        )
+    if path.endswith((".sh", ".sbatch", ".slurm", ".yaml", ".yml")):
+        job = f"for a job of a cluster: meshwright gate {shown}"
+        return f"{job}; for a script: meshwright weigh --on FLEET -- COMMAND"
+    return "name a preset, a file that ends in .toml or .py, or a folder with a config.json"
 
 
 def foreign_hint(tree: object) -> str:

@@ -20,7 +20,7 @@ from meshwright.config import TransformerModel, is_table, near_divisors
 from meshwright.errors import InputError
 
 from ._families import ACTIVATIONS, ALWAYS_FALSE, BESIDE, FAMILIES, OF_TRAINING, Family
-from ._layer_lists import layers_json, read_layers
+from ._layer_lists import head_of_states, layers_json, read_layers
 from ._rotary_keys import (
     GLOBAL,
     LOCAL,
@@ -93,6 +93,8 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     check_heads(tree, where)
     try:
         return _run_of_family(tree, FAMILIES[name], where)
+    except KeyError as missing:  # or null, which has no default
+        raise _lacks(name, str(missing.args[0]), where) from missing
     except UNLIKE_KINDS as wrong:
         few = [*tree][:MOST_KEYS]
         which = [f"{key} = {shortened(tree[key])}" for key in few if _is_cause(tree, key, where)]
@@ -120,12 +122,15 @@ def _is_cause(tree: Tree, key: str, where: str) -> bool:
 def _run_of_family(tree: Tree, family: Family, where: str) -> dict[str, Any]:
     """Return the tree of a run of a model; a value of a wrong type raises one of `UNLIKE_KINDS`."""
     given = _given(tree, family, where)
+    given |= head_of_states(given)
     unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
     for ours, theirs in family.keys.items():
         unread.discard(theirs)
         if theirs in given:
             model[ours] = _of_all_layers(given[theirs])
+    if model.get("shared_mlp_dim") == 0 and not model.get("shared_gate"):
+        del model["shared_mlp_dim"]  # as transformers: none is shared, and a gate would be a parameter
     _check_sizes(tree, model, family, where)
     for read in READERS:
         read(given, model, unread, where)
@@ -544,7 +549,7 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
     num_layers = model["num_layers"]
     if "moe_layer_end_index" in given:
         unread.discard("moe_layer_end_index")
-        if given["moe_layer_end_index"] not in (-1, num_layers - 1):
+        if -1 != given["moe_layer_end_index"] < num_layers - 1:
             raise not_understood(where, {"moe_layer_end_index": given["moe_layer_end_index"]})
     family = FAMILIES[given["model_type"]]
     if family.dense_by_layer and not family.mixers:

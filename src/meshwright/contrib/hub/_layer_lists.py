@@ -18,10 +18,11 @@ from ._rotary_keys import not_understood
 Tree = Mapping[str, Any]
 
 _KEYS = {
-    *("layer_types", "layers_block_type", "hybrid_override_pattern", "full_attention_interval"),
+    *("layer_types", "layers_block_type", "hybrid_override_pattern"),
     *("mlp_only_layers", "decoder_sparse_step", "position_embedding_type"),
 }
 _DENSE, _NUMBERED = ("mlp_layer_types", "first_k_dense_replace"), ("full_attn_layers", "kda_layers")
+_INTERVAL = "full_attention_interval"  # in families that have a default of it
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _EARLIER = {"mamba": "linear_attention", "attention": "full_attention"}  # names in files of some releases
 PLAIN_WIDTH = "intermediate_size"
@@ -39,6 +40,7 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
     if not family.mixers:
         return
     unread -= {*_KEYS, *_NUMBERED, "moe_intermediate_size", *(_DENSE if family.dense_by_layer else ())}
+    unread -= {_INTERVAL} & family.defaults.keys()
     if "position_embedding_type" in family.defaults and given.get("position_embedding_type") != "rope":
         model["position"] = "none"
     if not model.get("num_experts"):
@@ -64,6 +66,17 @@ def read_layers(given: Tree, model: dict[str, Any], unread: set[str], where: str
         model["mlp_dim"] = given["moe_intermediate_size"]
     if parts in ({"attention", "mlp"}, {"attention", "experts"}) and len(set(words)) == 1:
         del model["layer_pattern"]
+
+
+def head_of_states(given: Tree) -> dict[str, int]:
+    """Return the width of a head that a file leaves to the other sizes ("auto", Granite 4), by its key.
+
+    >>> head_of_states({"mamba_d_head": "auto", "mamba_expand": 2, "hidden_size": 64, "mamba_n_heads": 8})
+    {'mamba_d_head': 16}
+    """
+    if given.get("mamba_d_head") != "auto":
+        return {}
+    return {"mamba_d_head": given["mamba_expand"] * given["hidden_size"] // given["mamba_n_heads"]}
 
 
 def _has_two_widths(family: Family) -> bool:
@@ -94,9 +107,12 @@ def _words(given: Tree, family: Family, model: dict[str, Any], where: str) -> li
 
 
 def _unlisted(given: Tree, family: Family, num_layers: int, where: str) -> list[str]:
-    """Return the kind of each layer of a file without a list: by their numbers, or attention every few."""
+    """Return the kind of each layer of a file without a list: by their numbers, or attention every few.
+
+    In a family that has neither, no layer has attention.
+    """
     if not any(_NUMBERED[0] in keys for keys in family.inner.values()):
-        every = given.get("full_attention_interval", 4)
+        every = given.get(_INTERVAL, family.defaults.get(_INTERVAL, num_layers + 1))
         return ["linear_attention" if n % every else "full_attention" for n in range(1, num_layers + 1)]
     numbers: dict[str, list[int]] = {key: list(given.get(key) or ()) for key in _NUMBERED}
     full, states = numbers.values()

@@ -153,6 +153,11 @@ def _script_of(command: Sequence[str]) -> tuple[str, ...]:
     if not words or not words[0].endswith(".py"):
         hint = "meshwright weigh --on 8xH100 -- python train.py ARGS; without options of python, and "
         hint += "without a launcher: the script sees the whole fleet as process 0"
+        if notebooks := [word for word in words if word.endswith(".ipynb")]:
+            hint = (
+                f"make the notebook a script: jupyter nbconvert --to script {shlex.quote(notebooks[0])}; or "
+            )
+            hint += "weigh its step in it: mw.weigh(mw.jax_step(step, *arguments), on='8xH100')"
         overrides = [word for word in words[1:] if OVERRIDE.fullmatch(word)]
         if overrides and len(overrides) == len(words) - 1:
             hint = f"{words[0]} {' '.join(f'--set {shlex.quote(each)}' for each in overrides)}"

@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import faulthandler
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -443,8 +444,17 @@ def _is_users(file: str) -> bool:
 
 
 def _user_frames() -> list[traceback.FrameSummary]:
-    """Return the user's own frames of this thread, the innermost first."""
-    return [frame for frame in reversed(traceback.extract_stack()) if _is_users(frame.filename)]
+    """Return the user's own frames of this thread, the innermost first, each with its column."""
+    frames: list[traceback.FrameSummary] = []
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+            at, name = (code.co_filename, frame.f_lineno), code.co_name
+            frames.append(traceback.FrameSummary(*at, name, lookup_line=False, colno=place[2]))
+        frame = frame.f_back
+    return frames
 
 
 def _described() -> dict[int, tuple[str, str]]:
@@ -489,7 +499,7 @@ def _branch_of(frame: traceback.FrameSummary) -> str:
     tests = [
         node for node in ast.walk(scope) if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert)
     ]
-    here = next((node for node in tests if _holds(node.test, number)), None)
+    here = next((node for node in tests if _runs(node.test, frame)), None)
     if here is None:
         names = _names_from(scope, number)
         reads = (node for node in tests if node.test.lineno >= 1 and names & _loaded(node.test))
@@ -502,6 +512,14 @@ def _branch_of(frame: traceback.FrameSummary) -> str:
 
 def _holds(node: Any, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _runs(test: Any, frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame is at work in a test, and not in the branch on the line of its test."""
+    if not _holds(test, frame.lineno or 0):
+        return False
+    end = test.end_lineno, test.end_col_offset
+    return frame.colno is None or (test.lineno, test.col_offset) <= (frame.lineno, frame.colno) < end
 
 
 def _loaded(node: ast.AST) -> set[str]:

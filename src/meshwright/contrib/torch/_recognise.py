@@ -34,8 +34,11 @@ TORCH |= {"deepspeed", "lightning", "pytorch_lightning", "torchtitan", "torchtun
 JAX = {"jax", "jaxlib", "flax", "optax", "equinox", "haiku", "keras", "numpyro", "orbax"}
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "composer", "lightning"}
 LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+WRAPPERS = {"DDP", "DistributedDataParallel", "DataParallel", "FSDP", "FullyShardedDataParallel"}
+MOVES = ("to", "cuda", "train")
 MOST_BYTES, MOST_FILES = 2_000_000, 200
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_FORMAT = re.compile(r"torch\.(bfloat16|half|float\w*|double)")
 _REQUIREMENT = re.compile(r"[\w-]+")
 
 
@@ -182,7 +185,7 @@ def _step_of(tree: ast.Module) -> tuple[str, str, int]:
         ):
             if name in {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}:
                 continue  # wrapped: model = torch.compile(model)
-            module, line = ast.unparse(_without_moves(node.value)), node.lineno
+            module, line = ast.unparse(_Unspread().visit(node.value)), node.lineno
             break
     given = [
         node.args[0]
@@ -213,12 +216,20 @@ def _needed(tree: ast.Module, stem: str, text: str) -> Iterator[str]:
             )
 
 
-def _without_moves(node: ast.expr) -> ast.expr:
-    """Return an expression without `.to(...)`, `.cuda()` and `.train()` at its end."""
-    while (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("to", "cuda", "train", "half", "bfloat16")
-    ):
-        node = node.func.value
-    return node
+class _Unspread(ast.NodeTransformer):
+    """Take from the expression of a module what needs devices: wrappers that spread it, and moves to one.
+
+    A number format stays, for it decides the bytes: `.to(device, torch.bfloat16)` is `.to(torch.bfloat16)`.
+    """
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if name in WRAPPERS and node.args:
+            return node.args[0]
+        if not isinstance(called, ast.Attribute) or name not in MOVES:
+            return node
+        given = [*node.args, *(each.value for each in node.keywords)]
+        formats = [each for each in given if _FORMAT.fullmatch(ast.unparse(each))]
+        return ast.Call(called, formats[:1], []) if formats else called.value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.config import Layout, Overrides
 from meshwright.contrib.torch_eager import account_named, is_torch_module, require_torch
-from meshwright.eager import EagerAccount
+from meshwright.eager import NO_BACKWARD, EagerAccount
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.programs import Candidates, Program, RunFacts, Settings, knobs_of
@@ -178,5 +178,6 @@ def _weighing(account: EagerAccount, fleet: Fleet, mesh: Layout, facts: RunFacts
         prediction=prediction,
         no_prediction=account.no_prediction,
         made_by=account,
+        warnings=(f"{NO_BACKWARD}, and training would fail",) * (NO_BACKWARD in account.ledger.assumptions),
         **facts,
     )

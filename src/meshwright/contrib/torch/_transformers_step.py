@@ -114,7 +114,9 @@ class TransformersStep(TorchStep):
         says += [f"AdamW, and parameters in the format of the file, or else in bfloat16: {stored}"]
         says += ["The text part of the model alone"] * self.is_text_part
         ledger = dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions))
-        return dataclasses.replace(made, figures=ledger, warnings=(words,) if self.reason else ())
+        return dataclasses.replace(
+            made, figures=ledger, warnings=(*made.warnings, words) if self.reason else made.warnings
+        )
 
 
 def transformers_step(text: str, *, is_asked_for: bool = True) -> TransformersStep:

@@ -333,3 +333,17 @@ def grouped_product(
         return left.new_empty((offs.shape[0], left.shape[0], right.shape[1]))
     rows = left.shape[1:2] if right.dim() == 2 else left.shape[:-1]  # the groups divide the right columns
     return left.new_empty((*rows, right.shape[-1]))
+
+
+def counted_bins(
+    given: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """Return the fake result of `bincount`, of which PyTorch knows no shape: it is as long as is asked.
+
+    A module of experts counts the rows of each so, and no number in it is beyond the last expert.
+    """
+    if not minlength:
+        return aten.bincount(given, weights, minlength)
+    wide = torch.int64 if weights is None else torch.float64
+    kept = weights is not None and weights.dtype == torch.float32
+    return given.new_empty((minlength,), dtype=torch.float32 if kept else wide)

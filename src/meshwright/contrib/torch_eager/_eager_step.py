@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from meshwright.contrib.jax_steps import USERS_FAILURES
+from meshwright.eager import NO_BACKWARD
 from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
@@ -40,6 +41,9 @@ from ._watch import (
     watching_sizes,
 )
 
+WITHOUT_CLOSURE = (
+    "its step() is called without a closure: weigh one that needs none, such as torch.optim.AdamW"
+)
 ONE_SEQUENCE = "Each row is one sequence: no positions are given that could start another."
 ALWAYS = (
     "FLOPs are of matrix products, convolutions, attention and recurrent layers; a multiply-add is two. "
@@ -241,7 +245,7 @@ class EagerStep:
         """Compute gradients if anything requires them."""
         self.watch.phase = BACKWARD
         if not self.loss.requires_grad:
-            self.notes.append("Nothing requires a gradient: there is no backward pass.")
+            self.notes.append(NO_BACKWARD)
         else:
             with hooked_optimizers(self.watch):
                 self._run_backward()
@@ -268,7 +272,7 @@ class EagerStep:
 
     def optimize(self, optimizer: Any) -> None:
         """Run two steps with the same gradients: the first creates the state, the second is counted."""
-        with self._users_code("the optimizer", "the account calls its step() without a closure"):
+        with self._users_code("the optimizer", WITHOUT_CLOSURE):
             self.watch.phase, self.watch.numbers_are_one = "", True
             made = self.optimizer = optimizer(list(self.module.parameters()))
             if not isinstance(made, torch.optim.Optimizer):

@@ -128,6 +128,8 @@ def quiet_fakes() -> Iterator[None]:
 
 MIXED = "mixed torch.Tensor and DTensor"
 UPDATED_TOGETHER = "it updates DTensors and plain tensors together, which fails on real ranks too"
+SPARSE = "a gradient is sparse, and it is not known how ranks reduce one; FSDP2 does not"
+DENSE = "give the embedding sparse=False, or weigh the step on one device"
 # Words of PyTorch's failures, what they mean here, and what to do.
 KNOWN = (
     (
@@ -149,6 +151,7 @@ KNOWN = (
         "DTensor has no rule for one of its operations, which fails on real ranks too",
         "give an optimizer that takes sharded parameters, such as torch.optim.AdamW",
     ),
+    ("Cannot access storage of SparseTensorImpl", SPARSE, DENSE),
     (
         "Expected all tensors to be on the same device",
         "two tensors of one operation are on different devices",
@@ -194,6 +197,8 @@ def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hin
         )
     if isinstance(failed, UnsupportedOperatorException):
         name = operation_name(failed.func)
+        if name == "c10d.allreduce_":  # of any other gradient it has one
+            return InputError(f"{place}: {SPARSE}", hint=DENSE)
         return InputError(
             f"{place}: {name} has no fake form, which computes the shape of its result",
             hint=f"register it: @torch.library.register_fake({name.replace('.', '::', 1)!r})",

@@ -53,7 +53,7 @@ def fake_world(axes: Axes, rank: int) -> Iterator[DeviceMesh]:
     excepthook = sys.excepthook  # PyTorch puts the rank before every line of a later traceback
     dist.init_process_group("fake", rank=rank, world_size=math.prod(sizes), store=FakeStore())
     try:
-        with _answering_ddp(), _meshes_of_their_own(), _shards_when_asked():
+        with _answering_ddp(), _meshes_of_their_own(), _shards_when_asked(), _streams_of_the_cpu():
             yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
@@ -171,6 +171,21 @@ def _shards_when_asked() -> Iterator[None]:
         yield
     finally:
         parameters._chunk_with_empty = original
+
+
+@contextlib.contextmanager
+def _streams_of_the_cpu() -> Iterator[None]:
+    """Give FSDP2 the mesh's stream where it asks for the accelerator's, which there need not be.
+
+    It does so for a gather that no backward pass uses: of a block below which everything is frozen.
+    """
+    accelerator: Any = sys.modules["torch.accelerator"]
+    original = accelerator.current_stream
+    accelerator.current_stream = lambda device=None: torch.cpu.current_stream()
+    try:
+        yield
+    finally:
+        accelerator.current_stream = original
 
 
 def spread(

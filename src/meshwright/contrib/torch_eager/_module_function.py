@@ -62,6 +62,9 @@ def parts_of_function(
         hint = f"write it as package.module:function: {name}:make"
         raise InputError(f"{name!r} does not name a function", hint=hint)
     function = find_function(name, search_path, libraries=LIBRARIES)
+    if isinstance(function, torch.nn.Module):
+        what = f"{name} is a {type(function).__name__}, a module, and no function that makes one"
+        raise InputError(what, hint=f"name a function: {CONTRACT}")
     arguments = knob_values(name, function, knobs or {})
     try:
         with torch.device("meta"):
@@ -116,6 +119,11 @@ def _failure_hint(failed: BaseException) -> str:
 
     if "cuda" in str(failed).lower() and not torch.cuda.is_available():
         return "there is no CUDA device here: leave the device out"
+    if "out of meta tensor" in str(failed):
+        return (
+            "it is called on the meta device, so that a module of any size takes no memory: leave out what "
+            "moves the module to another device, such as `.to(device)` and accelerate's `prepare`"
+        )
     return "it is called without arguments, and its tensors have shapes but no values"
 
 
@@ -124,6 +132,11 @@ def _parts(name: str, returned: Any) -> dict[str, Any]:
     if isinstance(returned, tuple) and returned:
         return {"module": returned[0], "inputs": returned[1:]}
     if not isinstance(returned, Mapping) or "module" not in returned:
+        if is_torch_module(returned):
+            raise InputError(
+                f"{name} gives a module, {type(returned).__name__}, and none of its inputs",
+                hint=f"let a function make it, and {CONTRACT}",
+            )
         kind = f"a {type(returned).__name__}"
         if isinstance(returned, Mapping):
             kind = f"a mapping of {', '.join(map(str, returned))}"

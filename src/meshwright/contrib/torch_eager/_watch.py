@@ -43,7 +43,7 @@ from ._aten_flops import (
     operation_name,
     tensor_text,
 )
-from ._attention_kernels import grouped_product
+from ._attention_kernels import counted_bins, grouped_product
 from ._fakes import Fakes
 from ._launches import PRODUCTS, VECTORS, Launches
 from ._rank_traffic import NAMESPACES, message_kind, message_of
@@ -359,6 +359,11 @@ SILENT_NAMESPACES = ("prim", "profiler", "fsdp", "_dtensor")  # they copy, and m
 BITSANDBYTES = ("optimizer_update", "quantize", "dequantize")
 # Operations that take a handle of cuBLAS. Grouped products are CUTLASS's, outer ones elementwise.
 OF_CUBLAS = {f"aten.{name}" for name in (*PRODUCTS, *VECTORS)} - {"aten._grouped_mm", "aten.addr"}
+# Shapes of results that PyTorch's own rules do not know.
+FAKE_FORMS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._grouped_mm.default: grouped_product,
+    torch.ops.aten.bincount.default: counted_bins,
+}
 CONTAINERS = (list, tuple, dict)  # and classes that extend them, such as torch.Size
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
@@ -422,8 +427,7 @@ class StorageWatch(TorchDispatchMode):
             args, kwargs = self._all_met(args), self._all_met(kwargs)
         if self._storages.on_host or self._to_host:
             self._storages.makes_on_host = self._goes_to_host((args, kwargs))
-        is_grouped = func is torch.ops.aten._grouped_mm.default
-        result = (grouped_product if is_grouped else func)(*args, **kwargs)
+        result = FAKE_FORMS.get(func, func)(*args, **kwargs)
         try:
             self._note(func, args, kwargs, result, kind)
         except Exception as mistake:

@@ -62,6 +62,30 @@ def test_each_repeated_block_is_gathered_twice_and_its_gradients_are_scattered_o
     assert weighing.fits is True
 
 
+def test_blocks_below_which_all_is_frozen_are_gathered_once_more_for_no_backward_pass():
+    """FSDP2 gathers ahead in the backward pass, and lets go of what none used: of the frozen block below."""
+    made = Stack()
+    for layer in made.layers[:2]:
+        layer.requires_grad_(False)
+    weighing, layer = weigh(made, optimizer=torch.optim.AdamW), 64 * 64 * 4
+    assert messages(weighing) == {
+        ("all-gather", "forward"): (3, 3 * layer, 3 * layer * 3 // 4),
+        ("all-gather", "backward"): (2, 2 * layer, 2 * layer * 3 // 4),
+        ("reduce-scatter", "backward"): (1, layer, layer * 3 // 4),
+    }
+    (rank,) = weighing.account.ranks
+    assert rank.gradients_bytes == layer // 4
+    assert rank.optimizer_state_bytes == 2 * layer // 4 + 4
+    assert rank.flops_by_phase["backward"] == 2 * 8 * 64 * 64
+
+
+@pytest.mark.parametrize("layout", ["fsdp=4", "data=4"])
+def test_a_sparse_gradient_on_a_mesh_is_told_apart(layout):
+    with pytest.raises(InputError, match=r"the backward pass failed .*a gradient is sparse") as raised:
+        weigh(torch.nn.EmbeddingBag(100, 8, sparse=True), torch.zeros(4, 8, dtype=torch.long), layout=layout)
+    assert raised.value.hint.startswith("give the embedding sparse=False")
+
+
 class Nested(torch.nn.Module):
     """Layers that are lists, whose entries the module calls itself."""
 
