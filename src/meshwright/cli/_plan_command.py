@@ -117,10 +117,9 @@ def plan(
     operations: OperationsOption = None,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
-    _check_files(toml, html, emit, image)
+    _check_files(toml, html, emit, image, on)
     from meshwright import RunLength
     from meshwright.programs import program_named
-    from meshwright.registry import registered
 
     keep_from_gpu(as_, on)
     length = RunLength(
@@ -138,8 +137,6 @@ def plan(
         return
     if on is None:
         raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
-    if emit is not None:
-        registered(JOB_KINDS)[emit].check_chip(on)
     say_readings(config, on, None)
     if as_ is None and (data is not None or toml is not None):
         program = _run_to_plan(config, data, common, emit) or program
@@ -205,8 +202,10 @@ def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) ->
         _write_job(made, emit, toml, image)
 
 
-def _check_files(toml: Path | None, html: Path | None, kind: str | None, image: str | None) -> None:
-    """Raise, before anything is compiled, if a file cannot be written, or `train` could not read its run."""
+def _check_files(
+    toml: Path | None, html: Path | None, kind: str | None, image: str | None, on: str | None
+) -> None:
+    """Raise, before anything is compiled, if a file cannot be written, or no scheduler or `train` reads it."""
     from meshwright.registry import registered
 
     check_place(toml, html)
@@ -223,6 +222,8 @@ def _check_files(toml: Path | None, html: Path | None, kind: str | None, image: 
         raise InputError(f"--emit {kind!r} is not known", hint=nearest_name(kind, kinds))
     if toml is None:
         raise InputError("--emit needs the run that the job trains", hint="add --toml FILE")
+    if on is not None:
+        kinds[kind].check_chip(on)
 
 
 def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:
