@@ -205,7 +205,7 @@ def _write_files(made: Plan, toml: Path, emit: str | None, image: str | None) ->
 def _check_files(
     toml: Path | None, html: Path | None, kind: str | None, image: str | None, on: str | None
 ) -> None:
-    """Raise, before anything is compiled, if a file cannot be written, or no scheduler or `train` reads it."""
+    """Raise, before anything is compiled, if a file cannot be written, or nothing could read or run it."""
     from meshwright.registry import registered
 
     check_place(toml, html)
