@@ -55,6 +55,24 @@ def test_a_run_is_resumed_from_its_folder_alone(run, tmp_path):
     assert longer.weighing.config == run.weighing.config
 
 
+def test_a_run_with_no_step_left_keeps_the_steps_that_were_measured(tmp_path):
+    def session(**resumed):
+        how = {"steps": 5, "folder": tmp_path / "run", "session": mw.Session(**resumed)}
+        return mw.train("linear", on="1xCPU", **how)
+
+    first, again = session(), session(resume=True)
+    assert again.measurement.resumed_from == 5
+    assert again.measurement.step_seconds == first.measurement.step_seconds
+    assert "step_seconds" not in again.measurement.not_measured
+    rows = [
+        [row for row in made.reconciliation.rows if row.quantity != "executed FLOPs"]
+        for made in (first, again)
+    ]
+    assert rows[1] == rows[0]
+    (listed,) = mw.runs(tmp_path, where=f"folder={tmp_path}/run")
+    assert listed.step_seconds == first.measurement.step_seconds.median
+
+
 def test_a_batch_by_replica_is_resolved_for_the_layout_that_trains(tmp_path):
     over = ["batch.sequences_per_replica=16", "batch.base_sequences=16", "schedule.scale=linear"]
     run = mw.train("linear", on="4xCPU", steps=2, folder=tmp_path / "run", overrides=over)

@@ -5,6 +5,7 @@ Imports: `programs`, `trainer`, `measure`. Used by: `cli`, `contrib.sweeps`; by 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
 from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
 from meshwright.extras import check_installed
+from meshwright.files import read_text
 from meshwright.kept_records import KeptRun
 from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
 from meshwright.measure import reconcile as compared
@@ -381,6 +383,7 @@ def _trained(request: RunRequest) -> Measurement:
 def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, kept: KeptRun) -> Run:
     """Compare predicted with measured quantities, and write all results."""
     held, fingerprint = request.folder, weighing.compiled.fingerprint
+    measurement = _with_earlier_steps(held.path, measurement, fingerprint)
     reconciliation = compared(fingerprint, weighing.ledger, weighing.prediction, measurement)
     kept.ended(measurement)
     if held.peers.is_first:
@@ -400,6 +403,28 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, ke
         reconciliation=reconciliation,
         not_written=dict(held.writes.refused),
     )
+
+
+def _with_earlier_steps(folder: Path, made: Measurement, weighed: str) -> Measurement:
+    """Return a measurement; where no step was left to run, with those that were measured of this program.
+
+    Without them, whoever resumes a finished run would lose its measured time.
+
+    Args:
+        weighed: the fingerprint of the program that was weighed.
+    """
+    if made.argument_bytes_per_device is not None:
+        return made
+    try:
+        before = Measurement.from_json(read_text(folder / "measurement.json"))
+    except (OSError, ValueError, MeshwrightError):
+        return made  # there is none, or it is damaged
+    if before.fingerprint not in (made.fingerprint, weighed) or before.device_kind != made.device_kind:
+        return made
+    names = ("step_seconds", "argument_bytes_per_device", "peak_bytes")
+    why = {name: words for name, words in made.not_measured.items() if name not in names}
+    why |= {name: words for name, words in before.not_measured.items() if name in names}
+    return dataclasses.replace(made, **{name: getattr(before, name) for name in names}, not_measured=why)
 
 
 class _LivePage:
