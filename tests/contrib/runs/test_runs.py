@@ -87,6 +87,23 @@ def test_ends_are_told_apart(store: Path):
     }
 
 
+def test_each_session_has_its_own_devices_in_the_device_hours(store: Path):
+    run_in(store / "run")
+    path = store / "run" / "run.json"
+    fields = json.loads(path.read_text())
+    (last,) = fields["sessions"]
+    at = "2026-11-30T{:02}:00:00+00:00".format
+    hours = [(0, 10, {"num_devices": 8}), (10, 11, {})]  # the second died before it said how many
+    fields["sessions"] = [{**last, "began": at(began), "ended": at(end)} for began, end, _ in hours]
+    for session, (_, _, devices) in zip(fields["sessions"], hours, strict=True):
+        del session["num_devices"]
+        session |= devices
+    path.write_text(json.dumps({**fields, "weighing": {"num_devices": 2}}))
+    record = run_record(store / "run")
+    assert (record.seconds, record.device_hours) == (11 * 3600, 10 * 8 + 1 * 2)
+    assert record.to_dict()["device_hours"] == 82
+
+
 def test_a_run_of_another_host_whose_lock_is_free_is_dead_only_once_it_is_silent(store: Path):
     folder = store / "runs" / "a"
     begun(folder)[0].close()
