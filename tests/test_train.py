@@ -55,12 +55,13 @@ def test_a_run_is_resumed_from_its_folder_alone(run, tmp_path):
     assert longer.weighing.config == run.weighing.config
 
 
-def test_a_run_with_no_step_left_keeps_the_steps_that_were_measured(tmp_path):
-    def session(**resumed):
-        how = {"steps": 5, "folder": tmp_path / "run", "session": mw.Session(**resumed)}
+@pytest.mark.parametrize("further", [0, 2])  # the first two steps of a session are not timed
+def test_a_run_with_too_few_steps_left_keeps_those_that_were_measured(tmp_path, further):
+    def session(steps, **resumed):
+        how = {"steps": steps, "folder": tmp_path / "run", "session": mw.Session(**resumed)}
         return mw.train("linear", on="1xCPU", **how)
 
-    first, again = session(), session(resume=True)
+    first, again = session(5), session(5 + further, resume=True)
     assert again.measurement.resumed_from == 5
     assert again.measurement.step_seconds == first.measurement.step_seconds
     assert "step_seconds" not in again.measurement.not_measured

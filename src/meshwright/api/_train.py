@@ -406,14 +406,14 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, ke
 
 
 def _with_earlier_steps(folder: Path, made: Measurement, weighed: str) -> Measurement:
-    """Return a measurement; where no step was left to run, with those that were measured of this program.
+    """Return a measurement; where too few steps were left to time one, with the earlier ones of this program.
 
     Without them, whoever resumes a finished run would lose its measured time.
 
     Args:
         weighed: the fingerprint of the program that was weighed.
     """
-    if made.argument_bytes_per_device is not None:
+    if made.step_seconds is not None:
         return made
     try:
         before = Measurement.from_json(read_text(folder / "measurement.json"))
@@ -421,7 +421,8 @@ def _with_earlier_steps(folder: Path, made: Measurement, weighed: str) -> Measur
         return made  # there is none, or it is damaged
     if before.fingerprint not in (made.fingerprint, weighed) or before.device_kind != made.device_kind:
         return made
-    names = ("step_seconds", "argument_bytes_per_device", "peak_bytes")
+    known = ("step_seconds", "argument_bytes_per_device", "peak_bytes")
+    names = [name for name in known if getattr(made, name) is None]
     why = {name: words for name, words in made.not_measured.items() if name not in names}
     why |= {name: words for name, words in before.not_measured.items() if name in names}
     return dataclasses.replace(made, **{name: getattr(before, name) for name in names}, not_measured=why)
