@@ -167,6 +167,11 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(InputError, match="nothing to resume: 'linear' is not the folder of a run") as error:
         mw.train("linear", session=mw.Session(resume=True))
     assert "runs/NAME --resume" in error.value.hint
+    for config, resume in ((None, False), ("bytes-nano", True)):
+        absent = mw.Session(begin_from=tmp_path / "absent", resume=resume)
+        with pytest.raises(InputError, match=r"there is no folder of weights .*absent") as error:
+            mw.train(config, folder=tmp_path / "run", session=absent)
+        assert ("leave --from out" in error.value.hint) is resume
     with pytest.raises(InputError, match=r"is not a run: config\.json cannot be read"):
         mw.train(folder=tmp_path, on="1xCPU", session=mw.Session(resume=True))
 

@@ -197,6 +197,10 @@ def _run_to_train(
     """
     _check_request(steps, session.profile)
     check_trackers(session.trackers)
+    if session.begin_from is not None and not Path(session.begin_from).is_dir():
+        hint = "name the folder of a Hugging Face model, with its config.json and .safetensors"
+        hint += "; or leave --from out: a run with checkpoints has its weights" if session.resume else ""
+        raise InputError(f"there is no folder of weights {session.begin_from}", hint=hint)
     named = _config_to_train(session.begin_from if config is None else config, folder, session.resume)
     run, notes = config_with_data("train", named, data, overrides, session.begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
