@@ -31,6 +31,7 @@ LOCK, TAGS, LOG, NOTICES, MEASUREMENT = ".lock", "tags.json", "log.txt", "notice
 METRICS, PHASES = "metrics.jsonl", "phases.json"
 TAIL_BYTES = 2**16  # at the end of metrics.jsonl
 MOST_NOTICES = 1000
+LEAST, MOST = 1e-100, 1e100  # of a figure: products and quotients of three stay finite
 SILENT_SECONDS = 600.0
 """After so long without a line, a run of another host whose lock is free here counts as dead."""
 
@@ -418,7 +419,10 @@ def _text(value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    """Return whether a value is a figure of a run, or nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or LEAST < abs(value) < MOST
 
 
 def _number(value: Any) -> float | None:
