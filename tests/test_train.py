@@ -55,6 +55,25 @@ def test_a_run_is_resumed_from_its_folder_alone(run, tmp_path):
     assert longer.weighing.config == run.weighing.config
 
 
+@pytest.mark.parametrize("further", [0, 2])  # the first two steps of a session are not timed
+def test_a_run_with_too_few_steps_left_keeps_those_that_were_measured(tmp_path, further):
+    def session(steps, **resumed):
+        how = {"steps": steps, "folder": tmp_path / "run", "session": mw.Session(**resumed)}
+        return mw.train("linear", on="1xCPU", **how)
+
+    first, again = session(5), session(5 + further, resume=True)
+    assert again.measurement.resumed_from == 5
+    assert again.measurement.step_seconds == first.measurement.step_seconds
+    assert "step_seconds" not in again.measurement.not_measured
+    rows = [
+        [row for row in made.reconciliation.rows if row.quantity != "executed FLOPs"]
+        for made in (first, again)
+    ]
+    assert rows[1] == rows[0]
+    (listed,) = mw.runs(tmp_path, where=f"folder={tmp_path}/run")
+    assert listed.step_seconds == first.measurement.step_seconds.median
+
+
 def test_a_batch_by_replica_is_resolved_for_the_layout_that_trains(tmp_path):
     over = ["batch.sequences_per_replica=16", "batch.base_sequences=16", "schedule.scale=linear"]
     run = mw.train("linear", on="4xCPU", steps=2, folder=tmp_path / "run", overrides=over)
@@ -150,6 +169,11 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(InputError, match="nothing to resume: 'linear' is not the folder of a run") as error:
         mw.train("linear", session=mw.Session(resume=True))
     assert "runs/NAME --resume" in error.value.hint
+    for config, resume in ((None, False), ("bytes-nano", True)):
+        absent = mw.Session(begin_from=tmp_path / "absent", resume=resume)
+        with pytest.raises(InputError, match=r"there is no folder of weights .*absent") as error:
+            mw.train(config, folder=tmp_path / "run", session=absent)
+        assert ("leave --from out" in error.value.hint) is resume
     with pytest.raises(InputError, match=r"is not a run: config\.json cannot be read"):
         mw.train(folder=tmp_path, on="1xCPU", session=mw.Session(resume=True))
 

@@ -226,6 +226,8 @@ class KeptRun:
         figures = weighing_figures(weighing)
         del figures["run_config"]
         self._fields["layout"], self._fields["weighing"] = figures["layout"], figures
+        if self._is_kept:  # a session that dies has no end that says it
+            self._fields["sessions"][-1]["num_devices"] = figures["num_devices"]
         self._write()
 
     def sessions(self, rollback_seconds: Sequence[float]) -> list[Fields]:

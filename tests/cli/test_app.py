@@ -232,6 +232,33 @@ def test_training_prints_no_traceback_where_no_platform_is_named(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+IN_A_CALLBACK = """
+import gc, signal, sys, time
+from meshwright.cli import _app
+
+def pressed(phase, info):
+    gc.callbacks.remove(pressed)
+    signal.raise_signal(signal.SIGINT)
+
+def command(prog_name):
+    gc.callbacks.append(pressed)
+    gc.collect()
+    print("went on")
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+_app.app_for = lambda words: command
+_app.main()
+"""
+
+
+def test_ctrl_c_in_a_callback_of_the_collector_whose_exceptions_python_ignores_is_not_lost():
+    done = python(IN_A_CALLBACK)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "went on\n", "")
+
+
 def test_ctrl_c_while_rates_are_measured_says_so(tmp_path, monkeypatch):
     def stop(*arguments, **options):
         raise KeyboardInterrupt

@@ -57,6 +57,15 @@ def test_a_run_that_was_killed_is_resumed_where_it_stopped(run, capfd):
     assert "restart 2 of 2: the run ended with status 4; it is resumed" in said
 
 
+def test_a_run_that_begins_with_weights_alone_is_restarted_in_one_folder_of_their_name(run):
+    status, children = run("kill", 0, arguments=("train", "--from", "models/small", "--steps", "3"))
+    assert status == 0
+    words, _, folder = children[0].rpartition(" ")
+    assert words == "train --from models/small --steps 3 --folder"
+    assert folder.startswith("runs/small-")
+    assert children[1] == f"{children[0]} --resume"
+
+
 def test_after_the_last_restart_its_status_is_the_commands(run):
     assert run("kill") == (137, ["train linear --folder here"] + ["train linear --folder here --resume"] * 2)
 

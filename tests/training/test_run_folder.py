@@ -1,5 +1,6 @@
 """A run's folder: who may write it, what is refused, and that a refusal changes nothing."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -256,6 +257,24 @@ def test_a_token_file_that_was_replaced_or_cut_is_refused(tmp_path):
     np.zeros(1024, np.uint16).tofile(path)
     with pytest.raises(InputError, match="2048 bytes are as many as before, and not the same"):
         changes_since(made, config, ONE)
+
+
+def test_data_that_were_moved_are_still_those_of_the_run(tmp_path):
+    paths = [tmp_path / name for name in ("tokens.bin", "moved.bin")]
+    for path in paths:
+        np.arange(256, dtype=np.uint16).repeat(4).tofile(path)
+    was, now = (
+        load_config("bytes-nano", ["data.source=tokens", f"data.path={path}", "data.dtype=uint16"])
+        for path in paths
+    )
+    made = found(was, ONE)
+    assert changes_since(made, now, ONE) == [f"data.path: {paths[0]} -> {paths[1]}"]
+    np.zeros(1024, np.uint16).tofile(paths[1])
+    with pytest.raises(InputError, match=r"moved.bin is not what the checkpoint of step 20"):
+        changes_since(made, now, ONE)
+    unknown = dataclasses.replace(made, about={**made.about, "data": None})
+    with pytest.raises(InputError, match=r"data.path is .*, and the checkpoint of step 20"):
+        changes_since(unknown, now, ONE)
 
 
 @pytest.mark.parametrize(

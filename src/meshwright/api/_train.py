@@ -5,6 +5,7 @@ Imports: `programs`, `trainer`, `measure`. Used by: `cli`, `contrib.sweeps`; by 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.config import Overrides, RunConfig, holds_nothing, trainable
 from meshwright.errors import DeviceMemoryError, InputError, MeshwrightError
 from meshwright.extras import check_installed
+from meshwright.files import read_text
 from meshwright.kept_records import KeptRun
 from meshwright.measure import Measurement, Reconciliation, doubt_calibration, first_steps, measured_runs_for
 from meshwright.measure import reconcile as compared
@@ -195,6 +197,10 @@ def _run_to_train(
     """
     _check_request(steps, session.profile)
     check_trackers(session.trackers)
+    if session.begin_from is not None and not Path(session.begin_from).is_dir():
+        hint = "name the folder of a Hugging Face model, with its config.json and .safetensors"
+        hint += "; or leave --from out: a run with checkpoints has its weights" if session.resume else ""
+        raise InputError(f"there is no folder of weights {session.begin_from}", hint=hint)
     named = _config_to_train(session.begin_from if config is None else config, folder, session.resume)
     run, notes = config_with_data("train", named, data, overrides, session.begin_from)
     return trainable(run, steps), (*notes, *([NOTHING_TO_LEARN] if holds_nothing(run) else ()))
@@ -381,6 +387,7 @@ def _trained(request: RunRequest) -> Measurement:
 def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, kept: KeptRun) -> Run:
     """Compare predicted with measured quantities, and write all results."""
     held, fingerprint = request.folder, weighing.compiled.fingerprint
+    measurement = _with_earlier_steps(held.path, measurement, fingerprint)
     reconciliation = compared(fingerprint, weighing.ledger, weighing.prediction, measurement)
     kept.ended(measurement)
     if held.peers.is_first:
@@ -400,6 +407,29 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement, ke
         reconciliation=reconciliation,
         not_written=dict(held.writes.refused),
     )
+
+
+def _with_earlier_steps(folder: Path, made: Measurement, weighed: str) -> Measurement:
+    """Return a measurement; where too few steps were left to time one, with the earlier ones of this program.
+
+    Without them, whoever resumes a finished run would lose its measured time.
+
+    Args:
+        weighed: the fingerprint of the program that was weighed.
+    """
+    if made.step_seconds is not None:
+        return made
+    try:
+        before = Measurement.from_json(read_text(folder / "measurement.json"))
+    except (OSError, ValueError, MeshwrightError):
+        return made  # there is none, or it is damaged
+    if before.fingerprint not in (made.fingerprint, weighed) or before.device_kind != made.device_kind:
+        return made
+    known = ("step_seconds", "argument_bytes_per_device", "peak_bytes")
+    names = [name for name in known if getattr(made, name) is None]
+    why = {name: words for name, words in made.not_measured.items() if name not in names}
+    why |= {name: words for name, words in before.not_measured.items() if name in names}
+    return dataclasses.replace(made, **{name: getattr(before, name) for name in names}, not_measured=why)
 
 
 class _LivePage:

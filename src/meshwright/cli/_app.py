@@ -15,8 +15,10 @@ import errno
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -38,6 +40,7 @@ from meshwright.plugins import quiet_jax_plugins
 from ._console import EXIT_INTERRUPTED, standard_streams
 
 HELP_NAMES = ["--help", "-h"]
+REPEAT_SECONDS = 0.05  # by then the callback that a Ctrl-C interrupted has returned
 REFUSALS = {
     errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC,
     errno.ENOTDIR, errno.EPERM, errno.EROFS,
@@ -330,7 +333,26 @@ def _interrupts_noted() -> list[int]:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, note)
+        sys.unraisablehook = partial(_repeat_ctrl_c, sys.unraisablehook)
     return noted
+
+
+def _repeat_ctrl_c(others: Callable[[Any], object], ignored: Any) -> None:
+    """Send this process Ctrl-C again where the exception of one came to nothing.
+
+    Python ignores what is raised in a finaliser or a callback of its collector, and jax has such a callback:
+    without this a run would go on to its end.
+
+    Args:
+        others: is called with every other exception that Python ignores.
+    """
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        others(ignored)
+        return
+    main = threading.main_thread().ident or 0
+    again = threading.Timer(REPEAT_SECONDS, signal.pthread_kill, (main, signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _check_text(arguments: Sequence[str]) -> None:

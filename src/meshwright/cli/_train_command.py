@@ -141,7 +141,7 @@ def train(
     if resume and folder is None:
         config, folder = _run_to_resume(config)
     if restarts:
-        raise typer.Exit(_clusters().run_with_restarts(restarts, config, folder))
+        raise typer.Exit(_clusters().run_with_restarts(restarts, config, folder, begin_from))
     if processes is not None:
         raise typer.Exit(_clusters().run_processes(processes, on))
     on = with_reserve(on, reserve)

@@ -16,6 +16,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.contrib.runs import found_runs, run_record
+from meshwright.contrib.watch import Shelf
 from meshwright.kept_records import KeptRun, store_folder
 from meshwright.trainer.checkpoint import lock_folder
 from meshwright.trainer.loop import RunFolder
@@ -85,6 +86,23 @@ def test_ends_are_told_apart(store: Path):
         "stopped": ("stopped", "SIGTERM"),
         "failed": ("failed", "step 2: the loss is nan"),
     }
+
+
+def test_each_session_has_its_own_devices_in_the_device_hours(store: Path):
+    run_in(store / "run")
+    path = store / "run" / "run.json"
+    fields = json.loads(path.read_text())
+    (last,) = fields["sessions"]
+    at = "2026-11-30T{:02}:00:00+00:00".format
+    hours = [(0, 10, {"num_devices": 8}), (10, 11, {})]  # the second died before it said how many
+    fields["sessions"] = [{**last, "began": at(began), "ended": at(end)} for began, end, _ in hours]
+    for session, (_, _, devices) in zip(fields["sessions"], hours, strict=True):
+        del session["num_devices"]
+        session |= devices
+    path.write_text(json.dumps({**fields, "weighing": {"num_devices": 2}}))
+    record = run_record(store / "run")
+    assert (record.seconds, record.device_hours) == (11 * 3600, 10 * 8 + 1 * 2)
+    assert record.to_dict()["device_hours"] == 82
 
 
 def test_a_run_of_another_host_whose_lock_is_free_is_dead_only_once_it_is_silent(store: Path):
@@ -272,6 +290,23 @@ def test_hostile_folders_and_names_are_read_without_harm(store: Path):
     assert "\x1b" not in str(made)
     assert "<script>alert" not in made.to_html()
     assert [entry["step"] for entry in run_record(folder).notices()] == [1]
+
+
+@pytest.mark.parametrize("seconds", [1e-320, 1e299])
+def test_seconds_that_no_step_takes_leave_every_answer_finite(store: Path, seconds: float):
+    for name in ("run", "other"):
+        run_in(store / name)
+    path = store / "run" / "run.json"
+    fields = json.loads(path.read_text())
+    fields["sessions"][-1]["step_seconds"] = seconds
+    weighing = {"step_seconds": dict.fromkeys(("low", "expected", "high"), seconds), "mfu": seconds}
+    path.write_text(json.dumps({**fields, "weighing": weighing, "tokens_per_step": 2**62}))
+    (live,) = Shelf([store / "run"]).runs
+    compared = mw.compare(store / "run", store / "other")
+    for answer in (mw.runs(store).to_dict(), compared.to_dict(), live.row(), live.details()):
+        json.dumps(answer, allow_nan=False)
+    assert str(compared)
+    assert str(mw.runs(store))
 
 
 def test_curves_follow_a_file_that_grows_is_cut_and_is_rolled_back(store: Path):

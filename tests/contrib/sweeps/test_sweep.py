@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -201,6 +202,31 @@ def test_ctrl_c_before_a_first_step_ends_the_sweep_with_what_there_is(tmp_path, 
     assert made.not_run == 1
     assert made.best is made.runs[0]
     assert made.runs[1].failed == "stopped before its first step"
+
+
+def test_a_batch_by_replica_is_swept_and_its_runs_are_found_again(tmp_path):
+    over = ["seed=1,2", "batch.sequences_per_replica=16"]
+    for earlier in (False, True):
+        made = mw.sweep("linear", over, on="4xCPU", steps=2, folder=tmp_path)
+        assert [run.earlier for run in made.runs] == [earlier] * 2
+
+
+def test_a_run_whose_files_could_not_be_written_is_listed_with_the_reason(tmp_path, monkeypatch):
+    measured = SimpleNamespace(measurement=SimpleNamespace(interrupted=False))
+    monkeypatch.setattr(_sweep, "train", lambda config, **told: measured)
+    made = mw.sweep("linear", ["seed=1,2"], on="1xCPU", steps=2, folder=tmp_path)
+    assert [run.failed for run in made.runs] == ["it finished, and its files could not be written"] * 2
+
+
+def test_an_unfinished_run_goes_on_only_with_the_settings_of_its_first_steps(tmp_path, monkeypatch):
+    mw.sweep("linear", ["optimizer.learning_rate=0.1,0.2"], on="1xCPU", steps=3, folder=tmp_path)
+    for folder in tmp_path.glob("000*"):
+        (folder / "measurement.json").unlink()
+    monkeypatch.setattr(_sweep, "train", None)
+    over = ["optimizer.learning_rate=0.1,0.2", "optimizer.clip_norm=0.5"]
+    with pytest.raises(InputError, match=r"0001-.* holds a run of another configuration") as refused:
+        mw.sweep("linear", over, on="1xCPU", steps=3, folder=tmp_path)
+    assert "name another folder" in refused.value.hint
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch):

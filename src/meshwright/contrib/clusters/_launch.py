@@ -25,7 +25,9 @@ from meshwright.subprocesses import own_python, working_folder
 from meshwright.trainer.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
 
 
-def run_with_restarts(restarts: int, config: str | None, folder: Path | None) -> int:
+def run_with_restarts(
+    restarts: int, config: str | None, folder: Path | None, begin_from: Path | None = None
+) -> int:
     """Run this command as a child, restart it at most `restarts` times, and return its last exit status.
 
     A child is resumed if it was killed, broke off with an unforeseen error, or was ended by the watchdog. A
@@ -33,7 +35,7 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
     handles SIGTERM and Ctrl-C, which end both processes.
 
     Raises:
-        InputError: neither a config nor a folder is named, or this is one of several processes.
+        InputError: no config, weights to begin from or folder is named, or this is one of several processes.
     """
     place = place_in(os.environ)
     if place is not None:
@@ -43,11 +45,12 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
         )
     arguments = without_option(sys.argv[1:], "--restarts")
     if folder is None:
-        if config is None:
+        named = config if begin_from is None or config is not None else begin_from.resolve().name
+        if named is None:
             raise InputError(
                 "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
             )
-        name = f"{Path(config).stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        name = f"{Path(named).stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         arguments += ["--folder", str(Path("runs") / name)]
     for left in range(restarts, -1, -1):
         status, was_asked_to_end = _run(own_python("-m", "meshwright", *arguments))

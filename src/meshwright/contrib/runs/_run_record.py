@@ -31,6 +31,7 @@ LOCK, TAGS, LOG, NOTICES, MEASUREMENT = ".lock", "tags.json", "log.txt", "notice
 METRICS, PHASES = "metrics.jsonl", "phases.json"
 TAIL_BYTES = 2**16  # at the end of metrics.jsonl
 MOST_NOTICES = 1000
+LEAST, MOST = 1e-100, 1e100  # of a figure: products and quotients of three stay finite
 SILENT_SECONDS = 600.0
 """After so long without a line, a run of another host whose lock is free here counts as dead."""
 
@@ -73,6 +74,7 @@ class RunRecord(OneLine):
     the median that was measured, of the last steps while it runs. `seconds`: of all its sessions, by the
     clock; of one that has died, until it last wrote. `finish`: when a running one will be done, as it last
     estimated; "" before it has.
+    `device_hours`: of all its sessions, each with the devices that it had.
     `copies`: other folders that hold the same run. `sweep`: the folder of its sweep. `notes`: what could not
     be read.
     """
@@ -98,6 +100,7 @@ class RunRecord(OneLine):
     num_devices: int | None = None
     peak_bytes: int | None = None
     seconds: float | None = None
+    device_hours: float | None = None
     finish: str = ""
     predicted: Predicted = field(default_factory=Predicted)
     tags: tuple[str, ...] = ()
@@ -124,13 +127,6 @@ class RunRecord(OneLine):
         if not self.step_seconds or self.tokens_per_step is None:
             return None
         return self.tokens_per_step / self.step_seconds
-
-    @property
-    def device_hours(self) -> float | None:
-        """Hours of all devices in all sessions; None if unknown."""
-        if self.seconds is None or self.num_devices is None:
-            return None
-        return self.seconds / 3600 * self.num_devices
 
     @property
     def step_error(self) -> float | None:
@@ -202,7 +198,6 @@ class RunRecord(OneLine):
             "predicted": predicted,
             "sessions": [dict(session) for session in self.sessions],
             "tokens": self.tokens,
-            "device_hours": self.device_hours,
             "step_error": self.step_error,
             "mfu": self.mfu,
         }
@@ -260,10 +255,12 @@ def record_of(folder: Path, run: Figures | None, notes: Sequence[str] = ()) -> R
     if run is None and any("of schema" in note for note in notes):
         state, words = "unknown", notes[0]
     weighed = _table(given.get("weighing"))
-    seconds = _table(weighed.get("step_seconds"))
+    step_seconds = _table(weighed.get("step_seconds"))
     reached = {name: last.get(name) for name in ("step", "loss", "held_out_loss", "step_seconds")}
     if state not in ("finished", "stopped") or reached["step"] is None:
         reached = {**reached, **_tail(folder)}
+    num_devices = _whole(weighed.get("num_devices")) or _whole(last.get("num_devices"))
+    seconds = _seconds_of(sessions, time.time() if state == "running" else _last_written(folder))
     name = (
         _text(given.get("name"))
         or _text(_read_table(folder / "config.json").get("name"))
@@ -289,14 +286,15 @@ def record_of(folder: Path, run: Figures | None, notes: Sequence[str] = ()) -> R
         tokens_per_step=_whole(given.get("tokens_per_step")),
         batch_unit=_text(given.get("batch_unit")) or "tokens",
         num_parameters=_whole(given.get("num_parameters")),
-        num_devices=_whole(weighed.get("num_devices")) or _whole(last.get("num_devices")),
+        num_devices=num_devices,
         peak_bytes=_whole(last.get("peak_bytes")),
         finish=printable(_text(_table(given.get("finish")).get("text"))) if state == "running" else "",
-        seconds=_seconds_of(sessions, time.time() if state == "running" else _last_written(folder)),
+        seconds=None if seconds is None else sum(seconds),
+        device_hours=_device_hours(sessions, seconds, num_devices),
         predicted=Predicted(
-            low=_number(seconds.get("low")),
-            expected=_number(seconds.get("expected")),
-            high=_number(seconds.get("high")),
+            low=_number(step_seconds.get("low")),
+            expected=_number(step_seconds.get("expected")),
+            high=_number(step_seconds.get("high")),
             needed_bytes=_whole(weighed.get("needed_bytes")),
             mfu=_number(weighed.get("mfu")),
             price_per_device_hour=_number(weighed.get("price_per_device_hour")),
@@ -421,7 +419,10 @@ def _text(value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    """Return whether a value is a figure of a run, or nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or LEAST < abs(value) < MOST
 
 
 def _number(value: Any) -> float | None:
@@ -432,16 +433,31 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
-def _seconds_of(sessions: Sequence[Figures], until: float) -> float | None:
-    """Return how long all sessions took by the clock; of one without an end, until it last wrote or now."""
-    total = 0.0
+def _seconds_of(sessions: Sequence[Figures], until: float) -> list[float] | None:
+    """Return how long each session took by the clock; of one without an end, until it last wrote or now."""
+    found: list[float] = []
     for place, session in enumerate(sessions, start=1):
         began, ended = moment(_text(session.get("began"))), moment(_text(session.get("ended")))
         end = until if ended is None and place == len(sessions) else ended
         if began is None or end is None:
             return None
-        total += max(0.0, end - began)
-    return total if sessions else None
+        found.append(max(0.0, end - began))
+    return found or None
+
+
+def _device_hours(
+    sessions: Sequence[Figures], seconds: Sequence[float] | None, num_devices: int | None
+) -> float | None:
+    """Return the hours of all devices; a session that does not say how many it had has those of the run."""
+    if seconds is None:
+        return None
+    total = 0.0
+    for session, took in zip(sessions, seconds, strict=True):
+        devices = _whole(session.get("num_devices")) or num_devices
+        if devices is None:
+            return None
+        total += took / 3600 * devices
+    return total
 
 
 def moment(text: str) -> float | None:

@@ -22,7 +22,7 @@ from meshwright.compiler import warm_workers
 from meshwright.config import RunConfig, trainable
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.measure import Measurement
-from meshwright.programs import run_named
+from meshwright.programs import fleet_of, resolved, run_named
 from meshwright.results import FirstStepsCompared, Phase, ignore
 from meshwright.units import format_count
 
@@ -78,7 +78,7 @@ def sweep(
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     runs = list(zip(combinations, configs, _folders(folder, combinations), strict=True))
-    earlier = [_finished(*run, steps, earlier=True) for run in runs]
+    earlier = [_finished(*run, on, steps, earlier=True) for run in runs]
     made = Sweep(
         name=name,
         fleet=on,
@@ -220,8 +220,9 @@ def _run(
         measurement = train(config, session=Session(resume=True, discard_steps=True), **how).measurement
         if measurement.interrupted:
             return _failed(values, folder, f"stopped after {measurement.steps} steps"), True
-        run = _finished(values, config, folder, steps, earlier=False)
-        assert run is not None, f"{folder} holds no finished run"
+        run = _finished(values, config, folder, on, steps, earlier=False)
+        if run is None:  # a full disk ends no run
+            raise MeshwrightError("it finished, and its files could not be written", hint="make room")
         return run, False
     except KeyboardInterrupt:
         return _failed(values, folder, "stopped before its first step"), True
@@ -235,21 +236,30 @@ def _run(
 
 
 def _finished(
-    values: Values, config: RunConfig, folder: Path, steps: int | None, *, earlier: bool
+    values: Values, config: RunConfig, folder: Path, on: str, steps: int | None, *, earlier: bool
 ) -> SweepRun | None:
-    """Return the finished run that the folder holds, if any; raise if it has another configuration."""
+    """Return the finished run that the folder holds, if any; raise if one has another configuration.
+
+    One that has not finished would go on with settings that are not those of its first steps.
+    """
+    config, hint = trainable(config, steps), "name another folder, or repeat that sweep"
     try:
         was = json.loads((folder / "config.json").read_text("utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):  # a broken one is made again
+        return None
+    if config.batch.sequences_per_replica is not None:  # a run's folder has the batch of its fleet
+        config = resolved(config, fleet_of(on))[0]
+    if was != config.model_dump(mode="json"):
+        raise InputError(f"{folder} holds a run of another configuration", hint=hint)
+    try:
         measured = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))
-    except (FileNotFoundError, InputError, ValueError, RecursionError):  # a broken one is made again
+    except (FileNotFoundError, InputError, ValueError, RecursionError):
         return None
     if measured.interrupted:
         return None
-    config = trainable(config, steps)
     wanted = config.steps if steps is None else steps
-    if was != config.model_dump(mode="json") or measured.steps != wanted:
-        what = f"{measured.steps} steps" if measured.steps != wanted else "another configuration"
-        raise InputError(f"{folder} holds a run of {what}", hint="name another folder, or repeat that sweep")
+    if measured.steps != wanted:
+        raise InputError(f"{folder} holds a run of {measured.steps} steps", hint=hint)
     held_out = measured.held_out_losses.get(measured.steps)  # only finite ones are kept, of any step
     return SweepRun(
         values=values,

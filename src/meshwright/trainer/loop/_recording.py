@@ -305,7 +305,7 @@ class Recorder:
         self._spikes = Spikes(request.config.faults.spike_sigmas)
         self._per_epoch = steps_per_epoch
         self._epoch: list[dict[str, float]] = []  # metrics of each step of the current epoch
-        self._epoch_seconds = 0.0
+        self._epoch_seconds, self._epoch_step = 0.0, 0
         self._is_searching = False  # for a loss scale that is small enough
 
     def phases(self, clock: PhaseClock) -> None:
@@ -431,6 +431,9 @@ class Recorder:
         """
         if self._per_epoch is None:
             return
+        if step <= self._epoch_step:  # a rollback, after which the batches go on
+            self._epoch, self._epoch_seconds = [], 0.0
+        self._epoch_step = step
         self._epoch.append(values)
         self._epoch_seconds += seconds
         if num_batches % self._per_epoch:

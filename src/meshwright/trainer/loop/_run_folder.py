@@ -38,6 +38,10 @@ TAIL_BYTES = 1 << 16  # at the end of metrics.jsonl; they contain its last compl
 REPORT_AGAIN_SECONDS = 3600.0  # a disk that is full at times is not reported at every step
 # These define the state and the position in the data. If one differs, the checkpoint belongs to another run.
 FIXED = ("model", "lora", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
+PLACES = (
+    "data.path",
+    "data.folder",
+)  # may change where a checkpoint says what its data hold: they were moved
 # Not listed as changes: they do not affect what is trained.
 UNLISTED = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")
 SHAPING = ("optimizer", "precision", "state")  # may change arrays of the state: momentum, loss scale, formats
@@ -237,7 +241,7 @@ def config_of(run: Path) -> RunConfig:
     saved = None if newest is None else newest.about.get("config")
     try:
         config = RunConfig.model_validate_json(read_bytes(path, MOST_JSON_BYTES))
-        if saved is None or not _fixed_differences(saved, config):
+        if newest is None or not _fixed_differences(newest.about, config):
             return config
     except OSError as refused:
         if saved is None:
@@ -341,7 +345,7 @@ def about_complaint(about: Mapping[str, Any]) -> str:
 
 def check_same_run(found: Found, config: RunConfig) -> None:
     """Raise if a checkpoint belongs to another run; the message names the first setting that differs."""
-    for key, (was, now) in _fixed_differences(found.about.get("config", {}), config).items():
+    for key, (was, now) in _fixed_differences(found.about, config).items():
         raise InputError(
             f"{key} is {now!r}, and the checkpoint of step {found.step} in {found.folder.parent} "
             f"is of a run with {was!r}",
@@ -383,15 +387,16 @@ def _check_data(found: Found, config: RunConfig) -> None:
         )
 
 
-def _fixed_differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings whose difference makes it another run.
+def _fixed_differences(about: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings whose difference from those of a checkpoint makes it another run.
 
-    A batch size that follows from the layout is compared once it is known.
+    A batch size that follows from the layout is compared once it is known, what data hold once it is read.
     """
-    by_replica = config.batch.sequences_per_replica is not None
+    saved = about.get("config", {})
+    later = ("batch.sequences",) if config.batch.sequences_per_replica is not None else ()
+    later += PLACES if about.get("data") else ()
     differ = _differences(saved, config).items() if saved else ()
-    fixed = {key: values for key, values in differ if _within(key, FIXED)}
-    return {key: values for key, values in fixed.items() if not (by_replica and key == "batch.sequences")}
+    return {key: values for key, values in differ if _within(key, FIXED) and key not in later}
 
 
 def _differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
