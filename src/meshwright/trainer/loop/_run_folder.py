@@ -38,10 +38,7 @@ TAIL_BYTES = 1 << 16  # at the end of metrics.jsonl; they contain its last compl
 REPORT_AGAIN_SECONDS = 3600.0  # a disk that is full at times is not reported at every step
 # These define the state and the position in the data. If one differs, the checkpoint belongs to another run.
 FIXED = ("model", "lora", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
-PLACES = (
-    "data.path",
-    "data.folder",
-)  # may change where a checkpoint says what its data hold: they were moved
+PLACES = ("data.path", "data.folder")  # data may be moved if a checkpoint says what they hold
 # Not listed as changes: they do not affect what is trained.
 UNLISTED = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")
 SHAPING = ("optimizer", "precision", "state")  # may change arrays of the state: momentum, loss scale, formats
