@@ -427,7 +427,7 @@ class StorageWatch(TorchDispatchMode):
             args, kwargs = self._all_met(args), self._all_met(kwargs)
         if self._storages.on_host or self._to_host:
             self._storages.makes_on_host = self._goes_to_host((args, kwargs))
-        result = FAKE_FORMS.get(func, func)(*args, **kwargs)
+        result = (FAKE_FORMS.get(func) or func)(*args, **kwargs)
         try:
             self._note(func, args, kwargs, result, kind)
         except Exception as mistake:
