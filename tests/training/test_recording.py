@@ -264,15 +264,8 @@ def test_an_epoch_that_was_begun_before_is_not_timed(recording):
 
 def test_an_epoch_with_a_rollback_is_left_out(recording):
     recorder, events = recording(steps_per_epoch=3)
-    places = [
-        (1, 0),
-        (2, 1),
-        (2, 2),
-        (3, 3),
-        (4, 4),
-        (5, 5),
-    ]  # step 2 was bad: back to step 1, the next batch
-    for step, batch in places:
+    # Step 2 was bad: back to step 1, and on with the next batch.
+    for step, batch in [(1, 0), (2, 1), (2, 2), (3, 3), (4, 4), (5, 5)]:
         recorder.step(step, batch, VALUES, 0.0)
     assert [(event.epoch, event.step) for event in events if isinstance(event, EpochDone)] == [(2, 5)]
 

@@ -259,9 +259,8 @@ def test_without_gradients_there_is_no_backward_pass():
     assert (found.forward, found.backward) == (512, 0)
     assert (found.rank.saved_activation_bytes, found.rank.gradients_bytes) == (0, 0)
     assert "Nothing requires a gradient: there is no backward pass" in found.assumptions
-    (warning,) = (
-        found.weighing.warnings
-    )  # a verdict on the forward pass alone must not pass for one on a step
+    # A verdict on the forward pass alone must not pass for one on a step.
+    (warning,) = found.weighing.warnings
     assert warning == "Nothing requires a gradient: there is no backward pass, and training would fail"
     with torch.inference_mode():
         assert counted(layer, x).forward == 512
