@@ -217,6 +217,7 @@ def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
         (["--emit", "slurm"], "needs the run"),
         (["--emit", "slurm", "--toml", "x.sbatch"], "hint: name it x.toml;"),
         (["--emit", "slurm", "--toml", "x.toml", "--on", "8xCPU"], "one machine's simulated devices"),
+        (["--emit", "slurm", "--toml", "x.toml", "--on", "local"], "one machine's simulated devices"),
         (["--emit", "slurm", "--toml", "x.toml", "--on", "v5p-64"], "comes in whole slices"),
         (["--toml", "no/x.toml"], "cannot write no/x.toml: No such file or directory"),
         (["--html", "."], "cannot write .: Is a directory"),

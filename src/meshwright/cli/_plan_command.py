@@ -223,7 +223,9 @@ def _check_files(
     if toml is None:
         raise InputError("--emit needs the run that the job trains", hint="add --toml FILE")
     if on is not None:
-        kinds[kind].check_chip(on)
+        from meshwright.programs import fleet_of
+
+        kinds[kind].check_chip(fleet_of(on))
 
 
 def _write_job(made: Plan, kind: str, toml: Path, image: str | None) -> None:

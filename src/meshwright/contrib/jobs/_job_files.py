@@ -45,11 +45,9 @@ class JobKind:
         """Return the text of the job file; `order`: as for `job_file`."""
         return job_file(self.name, **order)
 
-    def check_chip(self, on: str) -> None:
+    def check_chip(self, fleet: Fleet) -> None:
         """Raise an `InputError`, before a fleet is planned, if this scheduler has none of its chips."""
-        from meshwright.hardware import Fleet
-
-        _check_chip(self.name, Fleet.parse(on))
+        _check_chip(self.name, fleet)
 
 
 def job_file(
