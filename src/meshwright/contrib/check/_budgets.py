@@ -12,11 +12,8 @@ shell.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,20 +143,19 @@ def write_budgets(path: Path, text: str) -> None:
     Raises:
         InputError: it cannot be written.
     """
+    from meshwright.trainer.loop import write_whole
+
     place = path.resolve()  # what a link names
-    is_windows = place.is_file() and b"\r\n" in read_bytes(place, MOST_JSON_BYTES)
-    making = place.with_name(f".{place.name}.{os.getpid()}")
+    is_there = place.is_file()
+    is_windows = is_there and b"\r\n" in read_bytes(place, MOST_JSON_BYTES)
     try:
-        making.write_text(text.replace("\n", "\r\n") if is_windows else text, "utf-8")
-        if place.exists():
-            shutil.copymode(place, making)
-        os.replace(making, place)
+        mode = place.stat().st_mode if is_there else None
+        write_whole(place, text.replace("\n", "\r\n") if is_windows else text)
+        if mode is not None:
+            place.chmod(mode & 0o777)
     except OSError as refused:
         hint = "it needs a folder that can be written, and room on its disk"
         raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
-    finally:
-        with contextlib.suppress(OSError):
-            making.unlink(missing_ok=True)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
